@@ -63,10 +63,12 @@ def _get_or_start(run_dir: RunDir) -> Any:
         "namespace": NAMESPACE,
         "get_if_exists": True,
         "lifetime": "detached",
+        # It reserves no CPU: a cluster whose CPUs are all taken by ranks can still start it.
         "num_cpus": 0,
         "max_restarts": -1,
         "max_task_retries": 0,
         "max_concurrency": 1,
+        # Preferably on this node; `fallback_strategy` allows any other.
         "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()},
         "fallback_strategy": [{"label_selector": {}}],
     }
@@ -112,6 +114,7 @@ class AggregatorClient:
 
         An aggregator that has ended, because it was killed or took all ranks for dead, is started again.
         """
+        # While a call of `renew` has no answer yet, no further one is sent: they would only queue up.
         with contextlib.suppress(RayGoneError), self._ray.call():
             try:
                 if self._renewal is None or ray.wait([self._renewal], timeout=0)[0]:
@@ -127,7 +130,8 @@ class AggregatorClient:
                     if self._gauges is None:
                         self._gauges = RankGauges(self._run_dir, topology.rank)
                     self._gauges.set(heartbeat)
-            except Exception as error:  # of Ray's; the run does not need them
+            except Exception as error:
+                # Metrics of Ray are an extra: no error in them may disturb the run.
                 self._has_gauges = False
                 logger.warning("%s: no metrics of Ray are set any more: %s", self._run_dir, error_line(error))
         return deals
@@ -136,7 +140,8 @@ class AggregatorClient:
         """Leave the run; the call of the last rank returns only after the merged run is written."""
         try:
             self._local.leave(topology, attempt, health)
-        finally:  # the aggregator ends and merges also if the disk is full
+        finally:
+            # The aggregator is called even if the disk is full, so that it can merge and end.
             self._ask("finish", self._merge_s, topology, attempt, health)
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
@@ -151,6 +156,7 @@ class AggregatorClient:
                 try:
                     with self._ray.call():
                         reference = getattr(self._handle, method).remote(*args, **options)
+                    # The first call may wait for room in the cluster, and the rank would seem to hang.
                     if method == "register" and self._ray.ready([reference], min(NAMED_S, timeout_s))[1]:
                         logger.warning(
                             "%s: the aggregator has not answered for %g s; the cluster may be full or slow "
@@ -158,7 +164,9 @@ class AggregatorClient:
                             self._run_dir, min(NAMED_S, timeout_s), timeout_s,
                         )  # fmt: skip
                     return self._ray.result(reference, max(RETRY_S, deadline - time.monotonic()))
-                except RayTaskError:  # raised by the aggregator's code; it may wrap a RayActorError
+                except RayTaskError:
+                    # The aggregator's own code raised it. This clause comes first, since such an error may be
+                    # an instance of RayActorError too.
                     raise
                 except RayActorError:
                     if time.monotonic() >= deadline:
@@ -166,10 +174,12 @@ class AggregatorClient:
                     if not is_restarted:
                         logger.warning("%s: the aggregator ended; calling a new one", self._run_dir)
                     is_restarted = True
+                    # All ranks may get here at once: `_get_or_start` gives them the same new actor.
                     time.sleep(RETRY_S)
                     with self._ray.call():
                         self._handle = _get_or_start(self._run_dir)
         except RayTaskError as error:
+            # The caller gets the error itself, as from a LocalCoordinator, without Ray's wrapper.
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayGoneError as error:
             reason = str(error)
@@ -182,7 +192,8 @@ class AggregatorClient:
         )  # fmt: skip
         return getattr(self._local, method)(*args, **options)
 
-    on_written = None  # the aggregator reads the files
+    # The aggregator reads the files of the ranks, so nothing has to be done when a batch is written.
+    on_written = None
 
 
 def settle(
@@ -200,16 +211,19 @@ def settle(
     launch, then at most MERGE_S for those that serve it to merge.
     """
     try:
+        # Only an aggregator knows whether it serves this launch: ask those of all runs in the cluster.
         found = []
         for entry in ray.util.list_named_actors(all_namespaces=True):
             if entry["namespace"] == NAMESPACE and entry["name"].startswith("aggregator-"):
-                with contextlib.suppress(ValueError):  # the actor ended after it was listed
+                # The actor may have ended after it was listed.
+                with contextlib.suppress(ValueError):
                     found.append(ray.get_actor(entry["name"], namespace=NAMESPACE))
         asked = [actor.serves.remote(launch_id) for actor in found]
         answers = _answers(asked, serves_s)
         own = [actor for actor, reference in zip(found, asked, strict=True) if answers.get(reference)]
         settling = {actor.settle.remote(launch_id, deaths or {}, state): actor for actor in own}
         deadline = time.monotonic() + SETTLE_S
+        # A merge may take long. It is awaited as long as the aggregators still answer another call meanwhile.
         while settling and time.monotonic() < deadline:
             ended, _ = ray.wait([*settling], num_returns=len(settling), timeout=PING_S)
             _answers(ended, RETRY_S)

@@ -48,6 +48,7 @@ class AddedNorms:
             return []
         found = dict(sorted(by_rank.items()))
         tables = {rank: norms.table.encoded for rank, norms in found.items()}
+        # The plan depends on the tables alone, which are the same at almost every step.
         if self._plan is None or tables != self._tables:
             self._tables = tables
             self._plan = _Plan([norms.table for norms in found.values()])
@@ -65,6 +66,7 @@ class AddedNorms:
                     plan.table.sizes[row],
                 )  # fmt: skip
             self.short += int(short.size)
+        # Totals continue within one attempt; another attempt begins its own.
         if attempt != self._attempt:
             self.recall(attempt, NormTotals())
         return [Value(NORMS, NORMS_TAG, merged), *self._totals.add(merged)]
@@ -101,6 +103,7 @@ class _Plan:
         self.table = ParameterTable(tuple(shapes), tuple(shapes.values()), sizes, (0,) * len(shapes))
         self.held = np.zeros(len(shapes), np.int64)
         self._holders: list[_Holder] = []
+        # Ranks that hold the same elements of a parameter hold copies. These have one number, and count once.
         numbers: list[dict[tuple[int, int], int]] = [{} for _ in shapes]  # start and size -> number of a part
         for table in tables:
             rows = [row_of[name] for name in table.names]
@@ -122,12 +125,15 @@ class _Plan:
         added = {name: np.zeros(n, dtype) for name, (dtype, _) in COLUMNS.items()}
         is_taken = np.zeros((self._parts, n), np.bool_)
         measured = np.zeros(n, np.int64)  # elements whose update was measured
-        with np.errstate(all="ignore"):  # the sums may be NaN or infinite
+        # The sums of a rank may be NaN or infinite, which is no error here.
+        with np.errstate(all="ignore"):
             for holder, norms in zip(self._holders, found, strict=True):
                 columns = norms.columns
+                # Of equal copies, the weights and gradients of the first rank count.
                 rows = holder.rows[holder.firsts]
                 for name in _SUMMED:
                     added[name][rows] += columns[name][holder.firsts]
+                # Of updates, the first rank that measured one counts, perhaps not the first with a copy.
                 turn = np.flatnonzero(~np.isnan(columns["update_sums"]))
                 turn = turn[~is_taken[holder.parts[turn], holder.rows[turn]]]
                 rows = holder.rows[turn]
@@ -135,6 +141,7 @@ class _Plan:
                 added["update_sums"][rows] += columns["update_sums"][turn]
                 added["update_max"][rows] = np.fmax(added["update_max"][rows], columns["update_max"][turn])
                 measured[rows] += holder.sizes[turn]
+        # A sum over only a part of a parameter would look like a small norm, so it becomes NaN.
         is_short = self.held != self.table.sizes
         added["weight_sums"][is_short] = np.nan
         added["gradient_sums"][is_short & added["has_gradient"]] = np.nan

@@ -102,7 +102,8 @@ class Aggregator:
         self._last_contact_s = self._clock()
         self._asked = self._answered = 0  # how often somebody asked for a look at the ranks
         self._has_ended = False
-        self._changed = threading.Condition(threading.RLock())  # for the above
+        # The thread and the calls of ranks share the fields above under this lock.
+        self._changed = threading.Condition(threading.RLock())
         # What follows is the thread's own.
         self._since_s: dict[Key, float] = {}  # when an attempt was seen first
         self._evaluated: dict[Key, tuple[int, float]] = {}  # how many ranks evaluated, and when
@@ -125,7 +126,8 @@ class Aggregator:
         self._watched: list[AttemptState] = []  # trainings of several ranks that run, or have just ended
         try:
             note_aggregator(self._run_dir)
-        except DistSummaryError as error:  # the ranks register all the same
+        except DistSummaryError as error:
+            # The ranks can register all the same.
             logger.warning("a merge by hand will not see that an aggregator lives: %s", error)
         threading.Thread(target=self._watch, name="distsummary-aggregator", daemon=True).start()
 
@@ -172,11 +174,13 @@ class Aggregator:
             self._ended_launches.add(launch_id)
         self._wait_until_settled(lambda entry: entry["incarnation"].startswith(launch_id))
         with self._changed:
-            self._last_contact_s -= self._grace_s  # no rank is left to wait for
+            # No rank is left to wait for, so the grace period is over.
+            self._last_contact_s -= self._grace_s
 
     def _note_deaths(self, launch_id: str, deaths: Mapping[int, str], state: str) -> None:
         newest = newest_attempts(self._run_dir.read_manifest())
         keys = {_key(entry) for entry in newest if entry["incarnation"].startswith(launch_id)}
+        # Ranks that reported their own end keep what they reported.
         for attempt in read_run(self._run_dir).attempts:
             unreported = {one.rank for one in attempt.ranks if one.state in ("running", "lost")}
             died = {rank: reason for rank, reason in deaths.items() if rank in unreported}
@@ -192,6 +196,7 @@ class Aggregator:
             self._asked += 1
             asked = self._asked
             self._changed.notify_all()
+            # An earlier look may have missed what the caller just noted: wait for one that begins now.
             self._changed.wait_for(
                 lambda: self._has_ended or (self._answered >= asked and not any(map(wanted, self._over)))
             )
@@ -207,10 +212,12 @@ class Aggregator:
                 with self._changed:
                     if self._asked == self._answered:
                         self._changed.wait(self._round_s)
-        except Exception:  # no one waits for this thread; the rank files can still be merged later
+        except Exception:
+            # No one waits for this thread, and the files of the ranks can still be merged later.
             logger.exception("%s: the aggregator ends; run: distsummary merge", self._run_dir.base)
         finally:
-            if self._live is not None:  # of an attempt that went with its run.json
+            # A live merge is still open if its attempt disappeared with run.json, or after an error.
+            if self._live is not None:
                 self._live.abandon()
             with self._changed:
                 self._has_ended = True
@@ -221,7 +228,8 @@ class Aggregator:
     def _round(self) -> bool:
         """One round of the thread; False when nothing is left to do."""
         asked, began_s = self._asked, self._clock()
-        changed = self._manifest_time()  # the last rank that leaves changes run.json, and waits
+        # The last rank that leaves changes run.json and then waits for the merge: look at once.
+        changed = self._manifest_time()
         if asked > self._answered or began_s >= self._look_at_s or changed != self._seen:
             self._seen = changed
             self._look()
@@ -234,6 +242,7 @@ class Aggregator:
             self._answered = asked
             self._changed.notify_all()
             silent_s = self._clock() - self._last_contact_s
+            # If the run dir was removed, nothing is left to merge.
             if not self._run_dir.base.is_dir():
                 return False
             return self._is_busy or bool(self._over) or silent_s < self._grace_s
@@ -259,6 +268,7 @@ class Aggregator:
                 attempt = attempts[key]
                 age_s = self._clock() - self._since_s.setdefault(key, self._clock())
                 has_ended = any(entry["incarnation"].startswith(launch) for launch in self._ended_launches)
+                # Ranks that have not begun may still join for a while; later a warning names them.
                 if attempt.missing and not has_ended:
                     self._is_busy |= age_s < JOIN_S
                     if attempt.ranks and age_s >= JOIN_S and attempt.role == "train":
@@ -269,16 +279,19 @@ class Aggregator:
                     self._report(attempt)
                     self._follow(entry, attempt, age_s)
                     continue
+                # All ranks have ended, but the launcher may still report why one of them died.
                 if not has_ended:
                     self._is_busy |= _awaits_launcher(entry, attempt)
                 if key not in self._given_up:
                     entry = with_ranks(self._run_dir, entry)
+                    # Evaluations of several ranks are awaited, so that one merge takes all of them.
                     if is_open(entry) and not self._awaits_evaluations(entry):
                         self._report(attempt, is_over=True)
                         over.append(entry)
                         watched.append(attempt)
         except DistSummaryError as error:
             self._warn(f"the states of the ranks cannot be read: {error}")
+            # Ranks whose states cannot be read for a while have not necessarily ended.
             self._is_busy = was_busy and self._clock() - self._seen_s < UNREADABLE_S
         else:
             self._seen_s = self._clock()
@@ -289,7 +302,9 @@ class Aggregator:
         lost = [rank for rank in attempt.ranks if rank.state == "lost"][:NAMED]
         others = [rank for rank in attempt.ranks if rank.state != "lost"][: len(lost)]
         asked = {rank.rank for rank in (*lost, *others)}
-        if asked:  # heartbeats are seconds old, files are not
+        # Heartbeats are seconds old, files are not. The steps of the lost ranks, and of as many others to
+        # compare them with, come from the files.
+        if asked:
             ranks = [self._with_step(rank, attempt) if rank.rank in asked else rank for rank in attempt.ranks]
             attempt = replace(attempt, ranks=tuple(ranks))
         for verdict in attempt_verdicts(attempt, is_over=is_over) if attempt.role == "train" else ():
@@ -300,7 +315,8 @@ class Aggregator:
         directory = self._run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size)
         try:
             step = newest_step(directory, attempt=attempt.attempt)
-        except (DistSummaryError, OSError):  # the merge names what cannot be read
+        except (DistSummaryError, OSError):
+            # The merge reports what cannot be read.
             return rank
         return replace(rank, step=max(rank.step or 0, step or 0) or None)
 
@@ -346,6 +362,7 @@ class Aggregator:
         """Begin to merge a training of several ranks that runs, and deal among its living ranks."""
         if attempt.role != "train" or attempt.world_size == 1 or not attempt.ranks:
             return
+        # Another attempt takes the place of the one that was merged so far.
         if self._live_of != _key(entry):
             self._close_live()
             self._live_of, self._can_merge_live = _key(entry), True
@@ -360,14 +377,17 @@ class Aggregator:
                     key_tags=self._run_dir.read_manifest().get("key_tags", []),
                     alerts=self._alerts,
                 )
-            except OSError as error:  # the next look tries again
+            except OSError as error:
+                # The next look tries again.
                 self._warn(f"nothing is merged while the ranks train: {error_line(error)}")
         self._running = {rank.rank for rank in attempt.ranks if rank.state == "running"}
+        # The description needs the lineages of all ranks, or of those that came in time, and is written once.
         if self._live is not None and not self._is_described:
             about = self._describe(entry)
             if about.ranks == attempt.world_size or age_s > JOIN_S:
                 self._live.describe(about)
                 self._is_described = True
+        # The first deal waits for all ranks, but not for long: some may never record.
         if age_s > WORLD_S or not attempt.missing:
             self._deal(entry)
 
@@ -376,17 +396,20 @@ class Aggregator:
         files = read_ranks(self._run_dir, entry["role"], entry["world_size"], self._running)
         found = {rank: file.entry(entry["attempt"]) for rank, file in files.items()}
         ranks = {rank: one for rank, one in found.items() if one is not None and one["heartbeat"]}
+        # The first heartbeat of a rank reports its number of steps, which the deal needs.
         if ranks.keys() != self._running:
-            return  # the first heartbeat of a rank reports its number of steps, which the deal needs
+            return
         beats = {
             rank: Heartbeat(**{k: v for k, v in one["heartbeat"].items() if k in Heartbeat._fields})
             for rank, one in ranks.items()
         }
+        # Before any rank has begun its loop, there is nothing to deal.
         if all(beat.step == 0 and beat.total is None for beat in beats.values()):
-            return  # no rank has begun its loop
+            return
         meshes = {rank: one.get("mesh", {}) for rank, one in ranks.items()}
         deals = deals_in(entry) or (self._first_deal(entry, ranks),)
         deal = next_deal(deals[-1], meshes, beats)
+        # Even without a new deal, each running rank has to be in the deal that run.json holds.
         noted = entry.get("deals", [])
         if deal is not None or not noted or not {*map(str, self._running)} <= noted[-1]["ranks"].keys():
             self._note_deals(entry, deals if deal is None else (*deals, deal), is_over=False)
@@ -396,6 +419,7 @@ class Aggregator:
         meshes = {rank: one.get("mesh", {}) for rank, one in ranks.items()}
         parts = parts_of(self._run_dir.rank_dirs(entry["role"]), entry["attempt"])
         beats = [one["heartbeat"] for rank, one in ranks.items() if rank not in parts and "heartbeat" in one]
+        # Until the files of a rank say how many steps it expects, its heartbeat does, if its loop has begun.
         begun = [beat for beat in beats if "total" in beat and (beat["step"] or beat["total"] is not None)]
         totals = [*(of[0].total for of in parts.values()), *(beat["total"] for beat in begun)]
         return first_deal(entry["world_size"], meshes, totals)
@@ -414,9 +438,11 @@ class Aggregator:
         try:
             self._live.poll()
             self._live.advance(self._running, self._clock())
-        except OSError as error:  # such as a full disk; the next round tries again
+        except OSError as error:
+            # Such as a full disk: the next round tries again.
             self._warn(f"the merged run cannot be written now: {error_line(error)}")
         except Exception:
+            # Any other error ends only the live merge: when the ranks have ended, their files are merged.
             logger.exception("%s: nothing more is merged before the ranks have ended", self._run_dir.base)
             self._live, self._can_merge_live = None, False
 
@@ -427,9 +453,11 @@ class Aggregator:
                 new = self._stuck.look(attempt)
                 if self._live is not None and self._live_of == (attempt.role, attempt.attempt):
                     self._live.show(new)
-            except OSError as error:  # such as a full disk; the next round tries again
+            except OSError as error:
+                # Such as a full disk: the next round tries again.
                 self._warn(f"which rank is stuck cannot be determined: {error_line(error)}")
-            except Exception:  # the merge continues
+            except Exception:
+                # This is logged once, and merging continues.
                 if not self._is_blind:
                     logger.exception("%s: which rank is stuck cannot be determined", self._run_dir.base)
                 self._is_blind = True
@@ -466,6 +494,7 @@ class Aggregator:
                     deals = deals_in(entry) or (self._first_deal(entry, ranks),)
                     self._note_deals(entry, deals, is_over=True)
                 about = self._describe(entry)
+                # What the live merge wrote stays if a merge of all files would give the same.
                 report = self._close_live(about) if self._live_of == key else None
                 # Viewers that know nothing of attempts would show the steps twice that an attempt repeats.
                 if report is None or entry.get("evaluated") or entry["attempt"] > 0:
@@ -480,12 +509,14 @@ class Aggregator:
             self._note(entry, "merged", states)
         except (DistSummaryError, OSError) as error:
             since_s = self._failing_s.setdefault(key, self._clock())
-            is_hidden = isinstance(error, MissingFileError)  # a network file system shows it later
+            # A missing file may only be hidden for a while by a network file system.
+            is_hidden = isinstance(error, MissingFileError)
             if self._clock() - since_s < (HIDDEN_S if is_hidden else GIVE_UP_S):
                 return False
             base = self._run_dir.base
             reason = f"{base}: the ranks could not be merged: {error}; then run: distsummary merge {base}"
             self._given_up[key] = entry, reason
+            # If a launch ends now, the aggregator still has to be there to report the failure to it.
             with self._changed:
                 self._last_contact_s = self._clock() + REPORT_S
             logger.warning("%s", reason)

@@ -37,13 +37,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 STOP_S = 5.0  # the end waits so long for a judgement that hangs, as on a disk that does
-MOST_ROWS = (
-    1 << 14
-)  # that wait for a heartbeat; of more, the oldest are not judged, which a full run never is
-MOST_SETS = 1 << 10  # of tags, that are remembered
+MOST_ENTRIES = 1 << 15  # that wait for a heartbeat; beyond it, the oldest are not judged
+MOST_SETS = 1 << 10  # sets of tags whose sieves are kept
 JUDGED = frozenset((*NONFINITE_TAGS.values(), *(tag + LAG for tag in NONFINITE_TAGS.values()), *GROWING_TAGS))
 TIMES = DATA_TAG, STEP_TAG  # judged at every step
-MOST_TABLES = 1 << 8  # of them that wait for a heartbeat, as of rows
 
 
 class LoneRank:
@@ -65,8 +62,10 @@ class LoneRank:
         self._judging = Judging(Meshes({0: run_dir.base}), self._alerts.report)
         self._sieves: dict[tuple[str, ...], _Sieve] = {}
         self._tags = TagNumbers()
-        self._rows: deque[tuple[Ints, Ints, Floats]] = deque(maxlen=MOST_ROWS)  # tags, steps, values (N,)
-        self._times: deque[tuple[Ints, Floats]] = deque(maxlen=MOST_TABLES)  # steps (N,), and (2, N) of TIMES
+        self._rows: deque[tuple[Ints, Ints, Floats]] = deque(maxlen=MOST_ENTRIES)  # tags, steps, values (N,)
+        self._times: deque[tuple[Ints, Floats]] = deque(
+            maxlen=MOST_ENTRIES
+        )  # steps (N,), and (2, N) of TIMES
         self._attempt = -1
         self._state: AttemptState | None = None
         self._warned: set[str] = set()
@@ -84,7 +83,8 @@ class LoneRank:
         """As the inner one; judges what was recorded since the heartbeat before."""
         deals = self._inner.beat(topology, attempt, heartbeat)
         with self._guarded(), self._lock:
-            self._look()  # first: the start is reported before what was found
+            # First the look: the start of the training is reported before anything that was found in it.
+            self._look()
             self._judge()
         return deals
 
@@ -125,13 +125,17 @@ class LoneRank:
         sieve = self._sieves.get(tags)
         if sieve is None:
             sieve = self._sieves[tags] = _Sieve(tags)
+            # A training that records ever different sets of tags must not fill the memory.
             if len(self._sieves) > MOST_SETS:
                 del self._sieves[next(iter(self._sieves))]
+        # Both times of each step are judged together, so they stay in one table.
         if sieve.times:
             self._times.append((table["step"].astype(np.int64), table["numbers"][:, sieve.times].T))
+        # Whole rows are kept only where a tag becomes finite, NaN or infinite for the first time.
         wanted = sieve.rows(table["numbers"])
         if wanted:
             self._keep_columns(tags, table["step"][wanted], table["numbers"][wanted])
+        # Of the other rows, only the columns that are judged at every step are kept.
         if sieve.judged:
             rest = np.delete(table, wanted) if wanted else table
             names = [tags[place] for place in sieve.judged]
@@ -148,6 +152,7 @@ class LoneRank:
 
     def _judge(self) -> None:
         """Judge what was written, and whether the loop stands still."""
+        # The writer's thread appends meanwhile: take what is there now.
         rows = [self._rows.popleft() for _ in range(len(self._rows))]
         if rows:
             which, steps, values = map(np.concatenate, zip(*rows, strict=True))
@@ -175,7 +180,8 @@ class LoneRank:
         """Log what is raised, once: judging ends no training, and the next round may succeed."""
         try:
             yield
-        except Exception as error:  # of the disk, mostly
+        except Exception as error:
+            # Mostly an error of the disk.
             reason = error_line(error)
             if reason not in self._warned:
                 self._warned.add(reason)
@@ -192,24 +198,26 @@ class _Sieve:
     def __init__(self, tags: Sequence[str]) -> None:
         self.judged = [place for place, tag in enumerate(tags) if tag in JUDGED]
         self.times = [tags.index(tag) for tag in TIMES] if {*TIMES} <= {*tags} else []
-        self._is_known = np.array(
-            [tag in LOSSES for tag in tags], np.bool_
-        )  # it has been finite, or need not
+        # By tag: it has been finite, or it is a loss, which need not have been.
+        self._is_known = np.array([tag in LOSSES for tag in tags], np.bool_)
         self._is_done = np.zeros((2, len(tags)), np.bool_)  # it has been NaN; it has been infinite
 
     def rows(self, numbers: Floats) -> list[int]:
         """The rows of `numbers` (N, k), as places in it."""
+        # The files hold float32: a number that is too large for it counts as infinite here too.
         with np.errstate(over="ignore"):
-            numbers = numbers.astype(np.float32)  # as the files hold them
+            numbers = numbers.astype(np.float32)
         is_finite = np.isfinite(numbers)
         if self._is_known.all() and is_finite.all():
             return []
+        # By tag, the row in which it is finite for the first time: -1 if it was before, N if it is not yet.
         begun = np.where(
             self._is_known, -1, np.where(is_finite.any(axis=0), is_finite.argmax(axis=0), len(numbers))
         )
         found = set(begun[(begun >= 0) & (begun < len(numbers))].tolist())
         self._is_known |= begun < len(numbers)
         is_nan = np.isnan(numbers)
+        # Of each tag, the row of the first NaN after that one, and the row of the first infinity.
         for is_done, is_bad in zip(self._is_done, (is_nan, ~is_finite & ~is_nan), strict=True):
             for column in np.flatnonzero(is_bad.any(axis=0) & ~is_done).tolist():
                 later = np.flatnonzero(is_bad[begun[column] + 1 :, column])
@@ -241,5 +249,6 @@ def _number(value: Value) -> float | None:
         return value.data
     try:
         return float(finish_value(value).data)
-    except Exception:  # another library's array may raise anything
+    except Exception:
+        # An array of another library may raise anything.
         return None

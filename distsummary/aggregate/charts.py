@@ -7,7 +7,8 @@ from distsummary.format.records import CUSTOM_SCALARS, RANKS_TAG, Value
 
 LAYOUT_TAG = "custom_scalars__config__"
 _OTHER = "other"
-_CATEGORIES = (  # title, and the beginnings of the tags in it; in the order of the page
+# Title, and the first parts of the tags in the category; in the order of the page.
+_CATEGORIES = (
     ("loss and learning rate", ("loss", "lr", "learning_rate")),
     ("perf", ("perf",)),
     ("system", ("system",)),

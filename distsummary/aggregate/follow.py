@@ -48,6 +48,7 @@ class Follower:
     def follow(self) -> bool:
         """Return when the run is over and merged; False if ranks still record."""
         lock = self._run_dir.lock(LOCK)
+        # Another aggregator of this run may still be at work; it holds the lock until it ends.
         while True:
             try:
                 lock.acquire(timeout=0)
@@ -91,14 +92,17 @@ def main() -> None:
     handler.setFormatter(_Prefixed("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(True)
-    logging.raiseExceptions = False  # the terminal may be gone
+    # The terminal of stderr may be gone: a line that cannot be printed must not raise.
+    logging.raiseExceptions = False
     follower = Follower(RunDir(sys.argv[1]))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, follower.ask_to_end)
-    if sys.platform == "linux":  # one that was stopped continues when the rank that started it has ended
+    # If this process is stopped (SIGSTOP), the kernel lets it continue when the rank that started it ends.
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
     try:
-        os.nice(5)  # the training goes first
+        # The training has priority for the processors.
+        os.nice(5)
         is_over = follower.follow()
     except Exception as error:
         logger.warning("the aggregator failed: %s: %s", type(error).__name__, error)

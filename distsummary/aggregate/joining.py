@@ -20,7 +20,8 @@ def coordinator(
     """
     found: Coordinator = LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
     if aggregate and in_ray():
-        from distsummary.aggregate.actor import AggregatorClient  # import Ray only where it is used
+        # Imported only here, because it imports Ray.
+        from distsummary.aggregate.actor import AggregatorClient
 
         found = AggregatorClient(run_dir)
     elif aggregate and topology.world_size > 1:

@@ -42,11 +42,13 @@ class Judging:
 
     def add(self, rows: RecordedScalars, attempt: int) -> list[Verdict]:
         """Judge some steps of an attempt; returns the verdicts that are new, and those that end."""
-        if attempt != self._attempt:  # other processes, perhaps on other hosts
+        # Another attempt has other processes, perhaps on other hosts: its ranks are judged by themselves.
+        if attempt != self._attempt:
             self._settle()
             self._steps, self._abstained = self.steps, self.abstained
             self._begin(attempt)
-        with np.errstate(over="ignore"):  # as the files hold them
+        # Numbers as the files hold them give equal verdicts while the ranks train and afterwards.
+        with np.errstate(over="ignore"):
             rows = rows._replace(values=rows.values.astype(np.float32).astype(np.float64))
         changed = self._sick.add(rows)
         costs = {times.step: times for times in step_times(*rows)}
@@ -55,6 +57,7 @@ class Judging:
                 self._costs.add(costs[reported.step])
             changed += map(self._costs.note, self._judge.add(reported))
         self._report(changed, attempt)
+        # A verdict that lasts is reported again when it costs much more than before.
         lasting = [
             one for key, one in self._verdicts.items() if key[0] == attempt and self._costs.has_grown(one)
         ]
@@ -74,7 +77,8 @@ class Judging:
             self._verdicts[attempt, verdict.rank, verdict.cause, verdict.since_step] = verdict
             if self._on_verdict is None:
                 continue
-            if verdict.cause in SLOW:  # with the times before
+            # A slow rank is reported together with all earlier times at which it was slow for this cause.
+            if verdict.cause in SLOW:
                 key = attempt, verdict.rank, verdict.cause
                 [verdict] = joined(one for other, one in self._verdicts.items() if other[:3] == key)
             self._on_verdict(attempt, verdict)
@@ -133,6 +137,7 @@ def by_attempt(ranks: RankDirectories, rows: RecordedScalars) -> Iterable[tuple[
     if first == last:
         yield rows, first
         return
+    # Only steps around a restart belong to several attempts.
     for attempt in ranks.attempts:
         keep = ranks.of_attempt(attempt, rows.steps)
         if keep.any():

@@ -115,6 +115,7 @@ class LiveMerge:
         self._alerts = Alerts(run) if alerts is None else alerts
         self._judging = Judging(Meshes(directories), self._alerts.report)
         self._merger = Merger(self._files, self._judging, key_tags=key_tags, grows=True)
+        # After a restart of the aggregator, the totals of norms continue from those in the files.
         self._merger.norms.recall(attempt, self._files.norm_totals)
         self._short = 0
         self._troubles: set[str] = set()  # that were logged
@@ -135,6 +136,7 @@ class LiveMerge:
         """
         floor, strict_floor = self._receiver.floors(living, now)
         written = self._merge(floor, strict_floor, now, WAIT_S if self._receiver.is_caught_up else math.inf)
+        # Alerts and merged values go to different files: if one cannot be written, the other still is.
         try:
             self._alerts.write()
         except OSError as error:
@@ -152,7 +154,8 @@ class LiveMerge:
             return self._merger.advance()
         due = self._pending.due(floor, strict_floor, now, wait_s)
         self._short += due.short
-        if self._pending.graph is not None and (due.steps or floor == math.inf):  # the files begin with it
+        # The graph belongs at the beginning of the files: it goes with the first steps, or alone at the end.
+        if self._pending.graph is not None and (due.steps or floor == math.inf):
             self._merger.feed_graph(self._pending.graph)
             self._pending.graph = None
         for window in due.steps:
@@ -161,7 +164,8 @@ class LiveMerge:
             self._merger.feed_late(due.late)
         if due.sampled is not None:
             self._merger.feed_samples(due.sampled)
-        if self._judging.abstained >= BUSY_STEPS:  # fewer show little, and cost nothing
+        # A few steps without a verdict mean little; only many of them are reported.
+        if self._judging.abstained >= BUSY_STEPS:
             self._report(BUSY)
         return self._merger.advance()
 
@@ -191,6 +195,7 @@ class LiveMerge:
             about: what the run says about itself at its end.
         """
         self._receiver.read_to_the_end()
+        # No rank records any more, so every step counts as complete.
         self._merge(math.inf, math.inf, 0.0, math.inf)
         self._merger.finish(self._alerts)
         self._files.flush()
@@ -201,6 +206,7 @@ class LiveMerge:
         return LiveReport(
             steps=merger.steps,
             short=self._short,
+            # All that makes these files differ from a merge of the rank files.
             late=merger.late + merger.missing + files.left_out + files.differing + files.spared,
             sharded=merger.sharded,
             short_norms=self._merger.norms.short,

@@ -98,7 +98,8 @@ class LiveFiles:
         begun: float | None = None,
     ) -> None:
         self.differing = 0
-        self.last_step, self.last_s = 0, begun or 0.0  # TensorBoard sorts runs by their first time
+        # TensorBoard sorts runs by their first wall time: without a step, that is when the run began.
+        self.last_step, self.last_s = 0, begun or 0.0
         self.has_graph = False
         self.left_out = 0
         self.norm_totals = NormTotals()
@@ -107,7 +108,8 @@ class LiveFiles:
         self._written: dict[tuple[str, str], int] = {}  # plugin, tag -> last step in the files
         self._points: dict[tuple[str, str], _Points] = defaultdict(_Points)  # of these steps
         self._queue: deque[_Entry] = deque()
-        self._batch: Batch | None = None  # has been given to the writer, which may have written a part of it
+        # The writer has this batch and may have written a part of it: after an error it gets it again.
+        self._batch: Batch | None = None
         spec = WriterSpec(directory=directory, run_id=run_id, attempt=attempt, begun=begun, source=MERGED)
         self._writer = RankWriter(spec, files)
         if self._writer.last_seq:
@@ -115,6 +117,7 @@ class LiveFiles:
 
     def _read_back(self) -> None:
         """Find out what the files hold, and give TensorBoard's file what only MindSpore's has."""
+        # The last process may have died after it wrote events to MindSpore's file, and before TensorBoard's.
         last_seq = read_last_seq(self._directory, TENSORBOARD, *self._owner)
         for dialect in DIALECTS:
             for event in read_directory(self._directory, dialect, "skip", skipped=[]):
@@ -178,8 +181,9 @@ class LiveFiles:
         """
         new = []
         for value in values:
+            # Such as <tag>/argmax_rank of a long tag: the writer would refuse it at each step.
             if len(value.tag) > MAX_TAG_BYTES // 4 and len(value.tag.encode()) > MAX_TAG_BYTES:
-                continue  # such as <tag>/argmax_rank of a long tag: the writer would refuse it at each step
+                continue
             if value.plugin != "scalar" or not self.holds(("scalar", value.tag), step, value.data):
                 new.append(value)
         if not new and read is None:
@@ -207,11 +211,13 @@ class LiveFiles:
         room = _BATCH_VALUES
         while self._queue and room > 0:
             step, wall_s, scalars, read = self._queue[0]
+            # A step with bulk values gets a batch of its own.
             if read is not None and room < _BATCH_VALUES:
                 return
             events = list(
                 step_events(step, wall_s, with_scalars(scalars, read() if read is not None else ()))
             )
+            # Only now: if `read` raises, the step stays queued.
             self._queue.popleft()
             room -= _BATCH_VALUES if read is not None else len(scalars)
             if events:

@@ -125,6 +125,7 @@ def merge_run(
             f"{run.base} is no run: it has neither {run.manifest_path.name} nor rank directories nor event "
             "files; name the directory that holds them"
         )
+    # A run of one rank needs no merge. A merged run whose rank directories are gone looks alike, and raises.
     if not has_ranks:
         for role in _ROLES:
             refuse_loss(run, role, RankDirectories({}))
@@ -133,10 +134,12 @@ def merge_run(
         )
     refuse_aggregated(run)
     with run.locked("merge"):
-        manifest = run.read_manifest()  # before the files: what is noted later may not be in them
+        # run.json is read before the files: what is noted in it later may not be in them.
+        manifest = run.read_manifest()
         read = {role: RankDirectories(run.rank_dirs(role)) for role in _ROLES}
         for role, ranks in read.items():
             refuse_loss(run, role, ranks)
+        # All checks come before the first file is written.
         recorded = {tag for ranks in read.values() for tag in ranks.scalar_tags()}
         for tag in sorted(key_tags):
             check_recorded(tag, recorded, "scalars", field="an item of key_tags")
@@ -145,6 +148,7 @@ def merge_run(
         run_id = manifest["run_id"] or read["eval"].run_id or read["train"].run_id or secrets.token_hex(8)
         evaluation = _merge_role(run, "eval", manifest, read["eval"], run_id, wanted, files)
         report = _merge_role(run, "train", manifest, read["train"], run_id, wanted, files, evaluation)
+        # Every later merge, by hand or by an aggregator, gives these tags their statistics too.
         if wanted > known:
             run.update_manifest(
                 lambda manifest: manifest.update(key_tags=sorted({*manifest.get("key_tags", []), *wanted}))
@@ -179,6 +183,7 @@ def _merge_role(
     log_conflicts(about.conflicts, target)
     newest = newest_attempt(manifest, role)
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
+    # If a rank recorded RANKS_TAG itself, the merged files do not say on how many ranks their steps stand.
     earlier = EarlierMerge(target) if RANKS_TAG not in ranks.scalar_tags() else None
     with MergedFiles(
         target,
@@ -195,6 +200,7 @@ def _merge_role(
         merger = Merger(merged, judging, key_tags=key_tags)
         if ranks.graph is not None:
             merger.feed_graph(ranks.graph)
+        # Hangs cannot be found in the scalars again: they were noted while the ranks trained.
         hangs = _shown_hangs(run_dir, ranks) if role == "train" and ranks.attempts else deque()
         for window in ranks.windows():
             merger.feed(window)
@@ -203,10 +209,12 @@ def _merge_role(
                 merger.show([hang.verdict], hang.time_s)
             merger.advance()
         merged.put(merged.last_step, merged.last_s, about.values(merged.last_s))
-        for hang in hangs:  # at steps that no rank has ended
+        # The hangs that are left were reported at steps that no rank has ended.
+        for hang in hangs:
             merger.show([hang.verdict], hang.time_s)
         merger.finish(alerts)
         alerts.close()
+        # An error before `publish` leaves the older merged files as they are.
         if earlier is not None:
             _refuse_fewer(target, earlier.lost(ranks.first_repeated), ranks)
         merged.write_lineage(about.lineage)
@@ -235,7 +243,8 @@ def _merge_role(
         merged_evaluations = newest.get("evaluated", []) if newest else []
         for entry in manifest["attempts"]:
             is_newest = newest is not None and entry["attempt"] == newest["attempt"]
-            if is_newest and entry["role"] == role and "evaluated" in entry:  # later ones may have come since
+            # This merge has taken the evaluations that were noted when it began; others may have come since.
+            if is_newest and entry["role"] == role and "evaluated" in entry:
                 entry["evaluated"] = sorted(set(entry["evaluated"]) - set(merged_evaluations))
         facts = merge_facts(report.last_steps, report.missing_ranks, report.conflicts, report.damage)
         manifest.setdefault("merged", {})[role] = facts | {"ranks": list(report.ranks)}
@@ -311,6 +320,7 @@ def _shown_hangs(run_dir: RunDir, ranks: RankDirectories) -> deque[Reported]:
     hangs = [
         hang._replace(verdict=replace(hang.verdict, until_step=None))
         for hang in reported_hangs(run_dir)
-        if ranks.attempt_of(hang.verdict.reported_step) == hang.attempt  # and not repeated
+        # A hang at a step that a later attempt has repeated is left out.
+        if ranks.attempt_of(hang.verdict.reported_step) == hang.attempt
     ]
     return deque(sorted(hangs, key=lambda hang: hang.verdict.reported_step))

@@ -47,6 +47,7 @@ class Conflict(NamedTuple):
         """The conflict as the manifest stores it: texts are cut, and of many ranks those with new values."""
         by_rank = self.by_rank
         if len(by_rank) > MAX_RANKS:
+            # In reversed order, the lowest rank of each value is what remains.
             firsts = {repr(value): rank for rank, value in reversed(by_rank.items())}
             by_rank = {rank: by_rank[rank] for rank in sorted(firsts.values())[:MAX_RANKS]}
         cut = {
@@ -148,6 +149,7 @@ def _join_parameters(
             if is_split and key == "batch_size" and kind == "mapInt" and sum(values) <= MAX_INT32:
                 target.mapInt[key] = sum(values)
             elif len(different := list(dict.fromkeys(values))) > 1:
+                # A list of values is a text, so a number that differs moves to the map of texts.
                 del getattr(target, kind)[key]
                 more = " ..." if len(different) > MAX_LISTED else ""
                 target.mapStr[key] = ", ".join(map(str, different[:MAX_LISTED])) + more
@@ -159,12 +161,14 @@ def _merge_train(
     merged = lineage_pb2.TrainLineage()
     for group, name in _AGREED:
         _set(merged, group, name, _agreed(f"{group}.{name}", _collect(messages, group, name), conflicts))
+    # Sizes add up if each rank reads its own part of the dataset.
     for group, name in _COUNTED:
         count = _total if split else _agreed
         _set(merged, group, name, count(f"{group}.{name}", _collect(messages, group, name), conflicts))
     losses = _collect(messages, "algorithm", "loss")
     _set(merged, "algorithm", "loss", _mean("algorithm.loss", losses, conflicts))
     merged.hyper_parameters.device_num = world_size
+    # The model of the lowest rank counts, but preferably one that has a size.
     models = [message.model for message in messages.values() if message.HasField("model")]
     if models:
         merged.model.CopyFrom(next((model for model in models if model.size), models[0]))
@@ -190,6 +194,7 @@ def _merge_evaluation(
         conflicts.append(Conflict("metric", unreadable))
     written = {}
     for name, values in by_metric.items():
+        # A larger integer would lose digits in a mean, so it has to agree like a name.
         are_numbers = all(
             isinstance(value, float) or (type(value) is int and abs(value) <= _MAX_EXACT)
             for value in values.values()
@@ -199,7 +204,8 @@ def _merge_evaluation(
             continue
         try:
             json.dumps(value, allow_nan=False)
-        except ValueError:  # a number somewhere in the value is not finite
+        except ValueError:
+            # A number somewhere in the value is not finite.
             conflicts.append(Conflict(f"metric.{name}", {rank: _as_json(v) for rank, v in values.items()}))
         else:
             written[name] = value
@@ -219,7 +225,8 @@ def _merge_custom(
     by_key: dict[str, ByRank] = {}
     entries: dict[str, lineage_pb2.UserDefinedInfo] = {}
     for rank, message in messages.items():
-        for entry in merge_custom(None, message).user_info:  # each entry has one key, in one of its four maps
+        # Each entry has one key, in one of its four maps.
+        for entry in merge_custom(None, message).user_info:
             for values in (entry.map_int32, entry.map_str, entry.map_double, entry.map_dict):
                 for key, value in values.items():
                     by_key.setdefault(key, {})[rank] = value
@@ -286,7 +293,7 @@ def _mean(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> float | Non
         if len({*said.values()}) > 1:
             conflicts.append(Conflict(field, said))
         return None
-    # the fsum of n equal numbers, divided by n, may differ from them in the last bit
+    # The fsum of n equal numbers, divided by n, may differ from them in the last bit.
     return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values)
 
 

@@ -55,7 +55,8 @@ def holds_steps(directory: Path) -> bool:
     """Whether the merged files of a directory hold anything that ranks recorded, except for lineage."""
     merged = [path for dialect in DIALECTS for path in segments(directory, dialect) if is_merged(path)]
     return any(
-        value.plugin != HPARAMS and value.tag != TAG  # these are written by the merge itself
+        # The merge itself writes the settings and the text of the run.
+        value.plugin != HPARAMS and value.tag != TAG
         for path in merged
         for event in read_file(path, "skip", skipped=[])
         for value in event.values
@@ -99,9 +100,10 @@ class MergedFiles:
         self._owner, self._seq = EventIds(run_id, attempt), 0
         self._segments: dict[str, Segment] = {}
         for path in directory.iterdir():
+            # The caller holds the merge lock, so any staging directory is that of a merge that was killed.
             is_staging = path.name.startswith(TEMPORARY) and path.is_dir() and not path.is_symlink()
             if is_staging and {inner.name for inner in path.iterdir()} <= {*DIALECTS, _LINEAGE}:
-                shutil.rmtree(path)  # left by a merge that was killed
+                shutil.rmtree(path)
         self._staging = temporary_name(directory)
         try:
             self._staging.mkdir(rights_in(directory))
@@ -189,6 +191,7 @@ class MergedFiles:
         stamp = next_stamp(self._directory, self._files.now())
         name = SegmentName(source=MERGED, host=self._files.host(self._source), pid=self._files.pid())
         published = []
+        # The older files go last: if the process dies in between, no step is lost.
         for kind in (MINDSPORE, TENSORBOARD, _LINEAGE):
             if kind in self._segments:
                 final = name.lineage_name(stamp) if kind == _LINEAGE else name.file_name(kind, stamp)
@@ -197,7 +200,8 @@ class MergedFiles:
         sync(self._directory)
         for path in older:
             path.unlink(missing_ok=True)
-        if MINDSPORE in self._segments:  # readers take it, not TensorBoard's
+        # Readers prefer MindSpore's file to TensorBoard's, so only that one needs an index.
+        if MINDSPORE in self._segments:
             index_closed(self._directory / name.file_name(MINDSPORE, stamp))
         return tuple(published)
 
@@ -210,10 +214,12 @@ class MergedFiles:
         """Remove everything that was not published; the error of a full disk says what to do."""
         written = 0
         for segment in self._segments.values():
-            with contextlib.suppress(OSError):  # published, or never made
+            # A file that was published, or never made, is no longer here.
+            with contextlib.suppress(OSError):
                 written += segment.path.stat().st_size
         for segment in self._segments.values():
-            with contextlib.suppress(OSError):  # the file is about to be removed
+            # Errors do not matter for a file that is about to be removed.
+            with contextlib.suppress(OSError):
                 segment.close()
         shutil.rmtree(self._staging, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in _FULL:

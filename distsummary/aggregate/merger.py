@@ -152,6 +152,7 @@ class Merger:
         self, values: list[Value], samplers: set[int], scalars: RecordedScalars, step: int
     ) -> list[Value]:
         """The merged scalars of a step, with the ranks counted that have reported only samples of it."""
+        # RANKS_TAG is the last value of a step. One that a rank recorded itself stays as it is.
         last = values[-1]
         if last.tag != RANKS_TAG or RANKS_TAG in self._recorded:
             return values
@@ -163,6 +164,7 @@ class Merger:
         if not rows.tags:
             return rows
         self._recorded.update(rows.tags)
+        # The steps of each tag in the files rise, so a value of an earlier step can only be counted.
         merged_to = np.array([self._merged_to.get(tag, _NEVER) for tag in rows.tags])
         keep = rows.steps > merged_to[rows.which]
         if not keep.all():
@@ -185,6 +187,7 @@ class Merger:
         by_step: dict[int, dict[Key, list[BulkPlace]]] = {}
         for place in window.bulk:
             key = place.plugin, place.tag
+            # Only the parts of histograms and norms can be put together.
             if place.is_shard and place.plugin not in _ADDED:
                 self.sharded += 1
                 continue
@@ -192,6 +195,7 @@ class Merger:
         for step, by_key in sorted(by_step.items()):
             new = [found for key, found in by_key.items() if self._is_new(key, step, len(found))]
             if new:
+                # Only the places of bulk values are kept; the values are read when the step is written.
                 places = sorted(chain.from_iterable(new), key=attrgetter("rank", "number", "start"))
                 self._bulk[step] = partial(self._read, window.attempt, step, places, self._bulk.get(step))
 
@@ -206,6 +210,7 @@ class Merger:
         self, attempt: int, step: int, places: list[BulkPlace], others: Values | None
     ) -> Iterator[Value]:
         """The values of a step: shards put together, norms added up, then whole ones."""
+        # Values of the same step that were fed before come first.
         if others is not None:
             yield from others()
         shards = [place for place in places if place.is_shard]
@@ -240,6 +245,7 @@ class Merger:
 
     def advance(self) -> int:
         """Put what was fed into the files, by rising steps; returns how many complete steps there were."""
+        # If the files do not grow, no step may fall: a verdict on an earlier step is shown at the newest one.
         least = 0 if self._grows else self._begun
         for step, values in alert_values(self._verdicts, least).items():
             new = [value for value in values if not self._files.has((value.plugin, value.tag), step)]
@@ -261,6 +267,7 @@ class Merger:
         self._begun = max([self._begun, *self._complete])
         if self._grows:
             self._put_charts(max([files.last_step, *steps[-1:]]), last_s)
+        # Only when all of it is put: a call that raised is repeated with the same steps.
         for fed in (self._complete, self._times, self._values, self._bulk, self._verdicts):
             fed.clear()
         return count

@@ -103,11 +103,11 @@ class OnAlert(Callback):
         self._look_s, self._close_s = look_s, close_s
         self._known: set[Key] = set()
         self._read_to = 0  # bytes of the file
-        self._held = 0  # alerts that were too many within an hour, and the newest of them
+        # Alerts that were too many within an hour: how many, and the newest of them.
+        self._held = 0
         self._newest: Alert = {}
-        self._waiting: list[
-            tuple[Alert, int]
-        ] = []  # what the server has not taken, and how often it was tried
+        # What the user's function or server has not taken yet, and how often that was tried.
+        self._waiting: list[tuple[Alert, int]] = []
         self._is_stopped, self._has_ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -145,7 +145,8 @@ class OnAlert(Callback):
             is_last = self._is_stopped.wait(self._look_s)
             try:
                 self._look(is_last=is_last)
-            except Exception as error:  # the disk; another look may succeed
+            except Exception as error:
+                # Mostly an error of the disk: another look may succeed.
                 self._count(error)
 
     def _count(self, error: Exception) -> None:
@@ -159,6 +160,7 @@ class OnAlert(Callback):
                 with open(self._run_dir.alerts_path, "rb") as file:
                     file.seek(self._read_to)
                     data = file.read()
+        # A last line without its newline is still being written: the next look takes it.
         whole = data[: data.rfind(b"\n") + 1]
         self._read_to += len(whole)
         return [alert for _, alert in parsed(whole) if not isinstance(alert, Exception)]
@@ -175,13 +177,15 @@ class OnAlert(Callback):
             elif alert["held"] == RATE:
                 self._held += 1
                 self._newest = alert
+        # No later alert will carry the count of those that were held back, so it is passed on alone.
         if is_last and self._held:
             self._put({**self._newest, "cause": MESSAGE, "level": WARNING, "evidence": held_back(self._held)})
         waiting, self._waiting = self._waiting, []
         for alert, tries in waiting:
             try:
                 self._pass_on(alert)
-            except Exception as error:  # whatever the user's function raises
+            except Exception as error:
+                # The user's function may raise anything; only a server is tried again, by later looks.
                 if isinstance(self._on_alert, str) and tries + 1 < TRIES:
                     self._waiting.append((alert, tries + 1))
                 else:
@@ -201,6 +205,7 @@ class OnAlert(Callback):
             self._on_alert(alert)
             return
         url = urlsplit(self._on_alert)
+        # urllib does not accept a login in a URL, so it becomes a header.
         login, _, host = url.netloc.rpartition("@")
         headers = {"Content-Type": "application/json", "User-Agent": "distsummary"}
         if login:
@@ -227,9 +232,11 @@ def payload(url: str, alert: Alert) -> dict[str, Any]:
     is_discord = _is_of(host, _DISCORD)
     if _is_of(host, _SLACK) or (is_discord and parts.path.rstrip("/").endswith("/slack")):
         text = f"{head}: {said}\n{where}"
+        # Slack takes these three characters escaped.
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
     if is_discord:
-        text = re.sub(r"([*_~`|\\])", r"\\\1", f"{head}: {said}\n{where}")  # it takes Markdown
+        # Discord takes Markdown, whose characters are escaped.
+        text = re.sub(r"([*_~`|\\])", r"\\\1", f"{head}: {said}\n{where}")
         text = text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."
         return {"username": "distsummary", "content": text, "allowed_mentions": {"parse": []}}
     if _is_of(host, _TEAMS):

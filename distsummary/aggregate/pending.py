@@ -98,6 +98,7 @@ class PendingSteps:
         for piece in pieces:
             reached = self.reached.get(rank, _NEVER)
             if isinstance(piece, ScalarColumns):
+                # A scalar is late if its rank, or the merged run, had passed its step already.
                 newest = np.maximum.accumulate(np.maximum(piece.steps, reached))
                 is_late = (piece.steps < newest) | (piece.steps <= self._front)
                 self.reached[rank] = int(newest[-1])
@@ -120,6 +121,7 @@ class PendingSteps:
             self._number += 1
             if len(self._tags) > len(self._is_sampled):
                 self._is_sampled = np.array([tag.startswith(SAMPLED) for tag in self._tags], np.bool_)
+            # Samples of the system never hold a step back, and wait by themselves.
             sampled, rest = part.divided(self._is_sampled)
             if sampled is not None:
                 _keep(self._sampled, sampled, self.reached[rank])
@@ -137,10 +139,12 @@ class PendingSteps:
             now_s, wait_s: what was reported at `now_s - wait_s` or before is due, complete or not.
         """
         before = now_s - wait_s
+        # When each newest step was seen first, to know from when on it need not be awaited.
         if self._newest > (self._reports[-1][1] if self._reports else self._front):
             self._reports.append((now_s, self._newest))
         for older in self._late.values():
             older.first_s = now_s if older.first_s is None else older.first_s
+        # Complete steps are due, also those that have waited too long, and the older half if memory is short.
         last = floor - 1
         while self._reports and self._reports[0][0] <= before:
             last = max(last, self._reports.popleft()[1])

@@ -29,7 +29,7 @@ from distsummary.rundir.topology import Topology
 logger = logging.getLogger(__name__)
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before the aggregator is started again
-AGAIN_S = 10.0  # the first of the intervals, each twice the one before
+AGAIN_S = 10.0  # the first interval between starts by heartbeats; each is twice the one before
 MISSING_S = 30.0  # when one rank of each node looks whether rank 0 has begun in the same directory
 START_S = 1.0  # how long rank 0 waits at its end for the start of an aggregator that had died
 MERGE_WAIT_S = 10.0  # how long the last rank's `finish` waits for the merged run
@@ -82,6 +82,7 @@ class AggregatorProcess:
         self._thread.join()
 
     def _keep(self) -> None:
+        # After the last try there is no pause: if it fails, the aggregator is given up.
         for pause_s in (*self._backoff_s, 0.0):
             how = self._run()
             if not how:
@@ -144,7 +145,8 @@ class ProcessCoordinator(LocalCoordinator):
         """Join the run; rank 0 starts the aggregator."""
         registration = super().register(topology)
         self._start(topology)
-        if topology.rank > 0 and topology.local_rank == 0:  # one rank of each node
+        # On each other node, one rank looks later whether rank 0 records in this directory.
+        if topology.rank > 0 and topology.local_rank == 0:
             self._look_at_s = self._clock() + MISSING_S
         return registration
 
@@ -171,7 +173,8 @@ class ProcessCoordinator(LocalCoordinator):
 
     def finish(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> None:
         """Leave the run; the last rank waits for the merged run."""
-        self._start(topology)  # unless it is there
+        # If the aggregator has ended meanwhile, rank 0 starts another one: the run has to be merged.
+        self._start(topology)
         if self._process is not None:
             self._process.hurry()
         if self._finish(topology, attempt, health):
@@ -199,6 +202,7 @@ class ProcessCoordinator(LocalCoordinator):
 
     def _await_merge_now(self, role: str, attempt: int) -> None:
         entry = find_attempt(self.run_dir.read_manifest(), role, attempt)
+        # Others still evaluate, and the last of them waits for the merge.
         if entry.get("evaluated") and len(entry["evaluated"]) < entry["world_size"]:
             return
         ended = merged_states(with_ranks(self.run_dir, entry))

@@ -110,6 +110,7 @@ class RankColumns(NamedTuple):
         """
         columns: list[tuple[Array, ...]] = []
         bulk: list[BulkPlace] = []
+        # Columns are taken whole, events one by one; both stay in recording order.
         for is_columns, some in groupby(pieces, lambda piece: isinstance(piece, ScalarColumns)):
             if is_columns:
                 columns += [_columns_of(piece, numbers) for piece in some if isinstance(piece, ScalarColumns)]
@@ -128,6 +129,7 @@ class RankColumns(NamedTuple):
                         values.append(value.data)
                     elif value.plugin not in _LEFT_OUT:
                         bulk.append(_place(rank, number, event, value, kept_bytes))
+                # An event of which nothing is merged leaves no step either.
                 if len(values) > before or len(bulk) > bulk_before:
                     steps.append(event.step)
                     times.append(event.wall_time)
@@ -168,6 +170,7 @@ class RankColumns(NamedTuple):
             return None, self
         if chosen.all() and not self.bulk:
             return self, None
+        # A step belongs to both sides if both have values of it; bulk values go with the rest.
         of_bulk = np.array([bulk.step for bulk in self.bulk], np.int64)
         rest_steps = np.concatenate((self.value_steps[~chosen], of_bulk))
         return (
@@ -257,6 +260,7 @@ class ColumnBuffer:
         if not due:
             return
         low, high = min(part.low for part in due), max(part.high for part in due)
+        # Divide the range of the steps, not the scalars: steps must not be torn between groups.
         count, span = -(-sum(part.size for part in due) // WINDOW), high + 1 - low
         for step in sorted({low + span * number // count for number in range(1, count)} - {low}):
             if group := _some(part.before(step) for part in due):
@@ -288,10 +292,12 @@ class Window(NamedTuple):
 def window_of(attempt: int, parts: Sequence[RankColumns], tags: Sequence[str]) -> Window:
     """All of some parts, at least one, which are sorted by rank and number; `tags` are by their numbers."""
     steps = np.concatenate([part.steps for part in parts])
+    # Of each step, the latest time of any rank.
     order = np.argsort(steps, kind="stable")
     changes = np.flatnonzero(np.diff(steps[order], prepend=steps[order[0]] - 1))
     times = np.maximum.reduceat(np.concatenate([part.times for part in parts])[order], changes)
     which = np.concatenate([part.which for part in parts])
+    # Only tags that occur are named, so they get other numbers here.
     used = np.flatnonzero(np.bincount(which, minlength=len(tags)))
     place = np.zeros(len(tags), np.int64)
     place[used] = np.arange(len(used))
@@ -343,9 +349,8 @@ def values_at(places: Sequence[BulkPlace]) -> list[Value]:
         opened.seek(start)
         frame = next(read_frames(BytesIO(opened.read(end - start))), None)
     decoded = None if frame is None else decode_frame(frame, dialect_of(file), file)
-    values = (
-        {(value.plugin, value.tag): value for value in decoded[1].values} if decoded else {}
-    )  # the last ones
+    # If an event holds a tag twice, the last value counts.
+    values = {(value.plugin, value.tag): value for value in decoded[1].values} if decoded else {}
     if missing := [place.tag for place in places if (place.plugin, place.tag) not in values]:
         raise DamagedFileError(f"{file} no longer holds {missing[0]!r} at byte {start}; it was changed")
     return [values[place.plugin, place.tag] for place in places]

@@ -83,6 +83,7 @@ class RankDirectories:
         self._directories = dict(sorted(directories.items()))
         self._tags = TagNumbers()
         self._chunks: list[EventRange] = []
+        # The more ranks, the smaller the chunks: one of each rank has to be in memory at a time.
         ranks = max(1, len(self._directories))
         most = max(_MIN_CHUNK, min(_MAX_CHUNK, WINDOW // ranks))
         most_bytes = max(_MIN_BYTES, min(_MAX_BYTES, _ALL_BYTES // ranks))
@@ -94,7 +95,8 @@ class RankDirectories:
                 if isinstance(piece, ScalarColumns):
                     index.add_columns(file, piece)
                     self._tags.add(piece.tags)
-                elif piece.values and piece.values[0].plugin == GRAPH:  # such an event has no step
+                elif piece.values and piece.values[0].plugin == GRAPH:
+                    # Such an event has no step.
                     self._note_graph(rank, piece)
                 elif has_place(piece):
                     index.add_event(file, piece)
@@ -159,6 +161,7 @@ class RankDirectories:
         parts = ColumnBuffer()
         loaded, wanted, low = 0, WINDOW, np.inf
         while waiting or parts:
+            # Read until a window is full, and then each chunk that may still have the lowest step.
             if waiting and (loaded < wanted or waiting[-1].low <= low):
                 chunk = waiting.pop()
                 doing("reading part", len(self._chunks) - len(waiting), len(self._chunks))
@@ -166,7 +169,9 @@ class RankDirectories:
                     parts.add(part)
                     loaded, low = loaded + part.size, min(low, part.low)
                 continue
-            safe = waiting[-1].low if waiting else np.inf  # no step before it comes any more
+            # No chunk that is still to be read has a step below this one.
+            safe = waiting[-1].low if waiting else np.inf
+            # Windows end where attempts do, so that each is of one attempt.
             for end in sorted({*(end for end in self._ends.values() if end < safe), safe}):
                 for group in parts.take(end):
                     yield window_of(self.attempt_of(group[0].low), group, [*self._tags])

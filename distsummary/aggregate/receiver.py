@@ -76,10 +76,12 @@ class Receiver:
     def poll(self, budget_s: float = POLL_S) -> None:
         """Read what the files of the ranks hold since the last call; may leave ranks to the next one."""
         end_s = time.monotonic() + budget_s
+        # Begin where the last poll stopped, so that the time is shared by all ranks.
         order = [*range(self._next, len(self._ranks)), *range(self._next)]
         waited_s = []
         for reads in self._reads(order):
-            for number, read in reads:  # all of them: what has been read is not read again
+            # Take all of them, even if the time is over: what has been read is not read again.
+            for number, read in reads:
                 waited_s.append(read.waited_s)
                 self._take(number, self._ranks[number], read)
             if time.monotonic() > end_s:
@@ -124,6 +126,7 @@ class Receiver:
             rank.looked_s = None
         else:
             return
+        # There is nothing more to read now. If the rank has ended, that is final.
         rank.is_drained = rank.is_ended
         self._unread.discard(number)
 
@@ -143,6 +146,7 @@ class Receiver:
         """
         floor = strict_floor = math.inf
         for number, rank in self._ranks.items():
+            # `poll` does not know the time of this clock and leaves None, which is replaced here.
             if rank.last_seen_s is None:
                 rank.last_seen_s = now
                 self._first_s = now if self._first_s is None else self._first_s
@@ -156,10 +160,12 @@ class Receiver:
             if rank.is_drained:
                 continue
             if reached is None:
+                # A rank that has reported nothing holds all steps back as long as it may still begin.
                 waits = self._unread or self._first_s is None or now - self._first_s < WAIT_S
                 if rank.has_lived or waits:
                     floor = strict_floor = -math.inf
                 continue
+            # A step is complete when its rank has reported a later one, or nothing for SILENT_S.
             is_silent = rank.looked_s - rank.last_seen_s >= SILENT_S and not self._unread
             floor = min(floor, reached + 1 if is_silent else reached)
             strict_floor = min(strict_floor, reached)

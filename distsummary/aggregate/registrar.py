@@ -75,6 +75,7 @@ class Registrar:
                 str(topology.rank), new_entry(topology, attempt, state, started=time.time())
             )
             reported |= {"state": state, "error": str(health.get("error", "")), "health": dict(health)}
+            # A failure is noted at once, not only when the last rank has left.
             if state in ("failed", "interrupted"):
                 note_state(self._run_dir, topology.role, attempt, state)
             states = rank_states(entry).values()
@@ -100,7 +101,8 @@ class Registrar:
             found = begin_attempt(manifest, topology, self._first_attempt, started=started)
 
         self._keep(self._run_dir.update_manifest(begin, is_done=is_there))
-        assert found is not None  # chosen or begun
+        # The attempt was chosen by `is_there` or begun by `begin`.
+        assert found is not None
         return self._with_ranks([found])[0]
 
     def _choose(self, manifest: Manifest, topology: Topology) -> Manifest | None:
@@ -119,6 +121,7 @@ class Registrar:
         return [entry | {"ranks": self._ranks[entry["role"], entry["attempt"]]} for entry in entries]
 
     def _now(self, topology: Topology) -> float:
+        # Unique incarnations are matched without the time, whose look-up is a file operation for each rank.
         return 0.0 if topology.is_incarnation_unique else file_system_time(self._run_dir.base)
 
     def _recent_manifest(self) -> Manifest:

@@ -70,7 +70,8 @@ def describe(
     # A rank beyond the world size belongs to an earlier attempt with more ranks, and so does its lineage.
     places = {rank: path for rank, path in directories.items() if rank < world_size}
     lineages = _lineages(places, newest.attempt if newest else 0)
-    if all(one == Lineage() for one in lineages.values()):  # the newest attempt has not recorded any yet
+    # If the newest attempt has not recorded any lineage yet, that of earlier attempts counts.
+    if all(one == Lineage() for one in lineages.values()):
         lineages = _lineages(places, 0)
     lineage, conflicts = merge_lineage(lineages, world_size)
     has_text = newest is not None and lineage.train is not None

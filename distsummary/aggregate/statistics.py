@@ -88,9 +88,12 @@ def over_ranks(ranks: Ints, points: Ints, values: Floats) -> RankStatistics:
     ends = np.append(starts[1:], len(points))
     unique, counts = points[starts], ends - starts
     numbers = counts - np.add.reduceat(np.isnan(values), starts, dtype=np.int64)
-    highest = starts + np.maximum(numbers - 1, 0)  # the index of a NaN if all values of the point are NaN
-    with np.errstate(invalid="ignore", over="ignore"):  # a sum may be infinite or NaN
+    # The index of each point's maximum; that of a NaN if all its values are NaN.
+    highest = starts + np.maximum(numbers - 1, 0)
+    # A sum may be infinite or NaN.
+    with np.errstate(invalid="ignore", over="ignore"):
         low, high = values[starts + (highest - starts) // 2], values[starts + numbers // 2]
+        # Halved before they are added, so that two large numbers do not overflow.
         median = np.where(low == high, low, low / 2 + high / 2)
         mean = np.add.reduceat(values, starts) / counts
     agree = values[starts] == values[highest]
@@ -194,6 +197,7 @@ class StatisticsRule:
         steps, at = distinct(rows.steps)
         tags = sorted(rows.tags)
         place = {tag: number for number, tag in enumerate(tags)}
+        # A step and a tag make one number, a point, by which everything below is sorted and grouped.
         points = at * len(tags) + np.array([place[tag] for tag in rows.tags])[rows.which]
         ranks = rows.ranks
         with np.errstate(over="ignore"):
@@ -202,7 +206,9 @@ class StatisticsRule:
         if keep is not None:
             ranks, points, values, at = ranks[keep], points[keep], values[keep], at[keep]
         width = int(ranks.max()) + 1
+        # Of each step, how many ranks recorded any tag: each pair of step and rank counts once.
         counts = np.bincount(distinct(at * width + ranks)[0] // width, minlength=len(steps))
+        # From its first step on, a tag that a rank recorded takes the place of a statistic of this name.
         first = np.full(len(tags), len(steps))
         np.minimum.at(first, points % len(tags), at)
         for tag, index in zip(tags, first.tolist(), strict=True):
@@ -234,12 +240,13 @@ class StatisticsRule:
     ) -> Iterator[MergedStep]:
         where, which = np.divmod(statistics.points, len(tags))
         columns = (where, which, statistics.mean, statistics.min, statistics.median, statistics.max)
+        # Points rise by step, then by tag: that is the order in which MAX_DIFFERING counts.
         differ = np.flatnonzero(statistics.differ)
         _, firsts = np.unique(which[differ], return_index=True)
         for point in differ[np.sort(firsts)].tolist():
             self._begin(tags[which[point]], steps[where[point]])
         begin = [_ALWAYS if tag in self._declared else self._begun.get(tag, _NEVER) for tag in tags]
-        # name of a statistic -> the step from which on a rank's own scalar has the name
+        # Name of a statistic -> the step from which on a rank's own scalar has the name.
         until = [
             [(name, self._recorded.get(name, _NEVER)) for name in (f"{tag}/{kind}" for kind in KINDS)]
             if start < _NEVER
@@ -286,6 +293,7 @@ class _Newest:
         order = np.argsort(points, kind="stable")
         ranks, points, values = ranks[order], points[order], values[order]
         starts = np.unique(points, return_index=True)[1]
+        # The table of points and ranks is made in pieces, to bound its size.
         rows = max(1, _MAX_TABLE // len(np.union1d(self._ranks, ranks)))
         bounds = [*starts[::rows].tolist(), len(points)]
         for start, end in pairwise(bounds):
@@ -301,11 +309,11 @@ class _Newest:
         table[row + 1, np.searchsorted(known, ranks)] = len(self._ranks) + np.arange(len(ranks))
         is_new = table >= 0
         newest = np.maximum.accumulate(table, axis=0)
-        lowest = (newest >= 0).argmax(
-            axis=1
-        )  # the column of the lowest rank that has recorded the tag so far
+        # By point, the column of the lowest rank that has recorded the tag so far: only its steps count.
+        lowest = (newest >= 0).argmax(axis=1)
         counts = is_new[np.arange(len(table)), lowest]
         counts[0] = False
+        # The next call continues from the newest values.
         self._ranks, self._values = known, numbers[newest[-1]]
         newest = newest[counts]
         rows, columns = np.nonzero(newest >= 0)

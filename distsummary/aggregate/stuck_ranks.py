@@ -30,9 +30,8 @@ class StuckRanks:
         self._written: dict[tuple[int, int], int] = {}  # attempt and rank -> when its stuck.json was written
         self._active_until_s = 0.0
         self._reported_s: dict[tuple[int, int], float] = {}  # rank and step of hangs -> when it was
-        self._unseen: set[tuple[int, int]] = (
-            set()
-        )  # attempt and rank of hangs that the look before did not see
+        # Attempt and rank of the hangs that the last look did not see.
+        self._unseen: set[tuple[int, int]] = set()
 
     def look(self, attempt: AttemptState) -> list[Verdict]:
         """Report which ranks of an attempt are stuck, and which no longer are; returns the new hangs.
@@ -53,6 +52,7 @@ class StuckRanks:
             if hang.attempt == attempt.attempt
         }
         new = []
+        # What ranks report of a hang is read only while something of it may change.
         if lasting or has_ended or time.monotonic() < self._active_until_s:
             new = self._report(attempt, lasting, has_ended=has_ended)
         if not new:
@@ -69,7 +69,8 @@ class StuckRanks:
         for rank, verdict in found.items():
             reported = lasting.get(rank)
             if reported is not None:
-                if verdict.since_step <= reported.since_step + 1:  # steps of ranks that wait differ by one
+                # This is the same hang: the steps of ranks that wait for each other differ by one at most.
+                if verdict.since_step <= reported.since_step + 1:
                     continue
                 self._alerts.report(number, self._ended(reported))
             if self._alerts.report(number, verdict) and verdict.cause == HANG:
@@ -77,6 +78,7 @@ class StuckRanks:
                 new.append(verdict)
         steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
         unseen = {rank: reported for rank, reported in lasting.items() if rank not in found and not has_ended}
+        # One look that does not see a hang may be wrong, unless its rank has finished a later step.
         for rank, reported in unseen.items():
             if steps.get(rank, 0) > reported.since_step or (number, rank) in self._unseen:
                 self._alerts.report(number, self._ended(reported))

@@ -29,6 +29,7 @@ def _is_hidden(run_dir: RunDir, entry: Manifest, rank: int, health: Manifest) ->
     directory = run_dir.writer_dir(entry["role"], rank, entry["world_size"])
     try:
         seen = newest_step(directory, attempt=entry["attempt"])
-    except (DistSummaryError, OSError):  # the merge names what cannot be read
+    except (DistSummaryError, OSError):
+        # The merge reports what cannot be read.
         return False
     return seen is not None and seen < last

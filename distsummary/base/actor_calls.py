@@ -46,6 +46,7 @@ class _Calls:
         """Be in a call of Ray; waits for a shutdown that has begun in another thread."""
         own = threading.get_ident()
         with self._changed:
+            # A thread that is inside may call again: the shutdown waits for it, so it does not wait.
             self._changed.wait_for(lambda: self._ending in (None, own) or own in self._inside, SHUT_DOWN_S)
             self._inside[own] += 1
         try:
@@ -102,6 +103,7 @@ class RayConnection:
                     raise RayGoneError(RAY_IS_GONE)
                 yield
         except (Exception, SystemExit) as error:
+            # A shutdown of Ray ends calls that wait with SystemExit; in the main thread it is the user's.
             is_of_user = (
                 isinstance(error, SystemExit) and threading.current_thread() is threading.main_thread()
             )
@@ -114,6 +116,7 @@ class RayConnection:
     def result(self, reference: Any, timeout_s: float) -> Any:
         """The value of a reference; raises GetTimeoutError after `timeout_s`, RayGoneError as `call`."""
         deadline = time.monotonic() + timeout_s
+        # Short calls one after the other: a shutdown in another thread waits for one of them at most.
         while True:
             left_s = deadline - time.monotonic()
             try:
@@ -142,7 +145,8 @@ def await_disconnected() -> None:
     Ray ends the process in which a reference is released before that.
     """
     deadline = time.monotonic() + SHUT_DOWN_S
-    with contextlib.suppress(AttributeError):  # private: the worker of this process
+    # The worker of this process is a private name of Ray, which another version may not have.
+    with contextlib.suppress(AttributeError):
         worker = ray._private.worker.global_worker
         while hasattr(worker, "core_worker") and not worker.connected and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -14,7 +14,8 @@ _is_registered = False
 def close_at_exit(close: Callable[[], object]) -> None:
     """Call a bound method when the interpreter ends, if its object is still there."""
     global _is_registered
-    if not _is_registered or (in_ray() and not _open):  # before what Ray's own handlers end
+    # The newest handler runs first: registered again after Ray's handlers, this one runs before them.
+    if not _is_registered or (in_ray() and not _open):
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         _is_registered = True
@@ -41,7 +42,8 @@ def _close_all() -> None:
         try:
             if close is not None:
                 close()
-        except BaseException as error:  # the others are closed all the same
+        except BaseException as error:
+            # The others are closed all the same.
             failure = failure or error
     if failure is not None:
         raise failure

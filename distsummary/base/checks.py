@@ -66,7 +66,8 @@ def check_choice(field: str, value: object, choices: Collection[object]) -> None
 def check_recorded(name: str, known: Collection[str], what: str, *, field: str = "tag") -> None:
     """Raise InvalidValueError, which names the nearest, unless `name` is in `known`, the names of `what`."""
     if name not in known:
-        near = get_close_matches(name, known, 3) or sorted(filter(None, known))  # a lineage has no tag
+        # A lineage has no tag: its empty name is not listed.
+        near = get_close_matches(name, known, 3) or sorted(filter(None, known))
         more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
         names = f"the nearest are {', '.join(near[:_NAMED])}{more}" if near else f"there are no {what}"
         raise InvalidValueError(f"{field} must be one that was recorded, got {name!r}; {names}")

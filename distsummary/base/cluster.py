@@ -31,6 +31,7 @@ def start_local(ray: Any, **options: Any) -> None:  # Any: the module, which thi
     Ray has the same on Windows and macOS; elsewhere it replaces loopback by an address of the machine.
     `options`: of `ray.init`.
     """
+    # With this constant off, as on Windows and macOS, Ray keeps the loopback address.
     constants = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -60,7 +61,8 @@ def check_reachable(address: str, source: str, remedy: str, *, connect_s: float 
             left_s = max(0.1, deadline - time.monotonic())
             socket.create_connection((match["host"], int(match["port"])), timeout=left_s).close()
             return
-        except (OSError, OverflowError) as error:  # a port above 65535 overflows
+        except (OSError, OverflowError) as error:
+            # A port above 65535 raises OverflowError.
             if time.monotonic() + _PAUSE_S > deadline:
                 raise ClusterError(
                     f"the Ray cluster at {source}={address!r} does not answer within {connect_s:g} s "

@@ -35,6 +35,7 @@ def wrapped_rows(rows: Sequence[Sequence[str]], *, width: int) -> list[str]:
     """Rows of equal length as aligned lines of at most `width` characters; a cell of any column but the first
     that is longer than its share of the width continues in the lines below, so that nothing is left out.
     """
+    # The first column gets at most a third of the width; the others share the rest equally.
     first = min(max(len(row[0]) for row in rows), width // 3)
     share = max(8, (width - first) // (len(rows[0]) - 1) - 2)
     lines: list[tuple[str, ...]] = []

@@ -130,6 +130,7 @@ class BoundedWait:
         """
         mark = self._progress()
         begun = since = self._clock()
+        # An earlier caller has waited in vain, and nothing has moved since: this one must not wait again.
         if mark == self._stalled_at:
             return is_over()
         while not is_over():
@@ -138,6 +139,7 @@ class BoundedWait:
                 mark, since = reached, now
             left_s = min(since + patience_s, begun + limit_s) - now
             if left_s <= 0:
+                # A caller without patience has not found out whether the thread makes progress.
                 if patience_s > 0:
                     self._stalled_at = mark
                 return False

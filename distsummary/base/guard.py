@@ -145,7 +145,8 @@ class Guard:
 
         return wrapped
 
-    def __reduce__(self) -> Any:  # a copy of the object belongs to no run
+    # A copy of the object belongs to no run.
+    def __reduce__(self) -> Any:
         return Guard, ()
 
     def _hold(self, part: str, shown: str, error: Exception) -> None:
@@ -154,7 +155,8 @@ class Guard:
                 self._mend()
             self._count(part, shown, error)
         except Exception as another:
-            if passes(another, is_door=False):  # a WriteError
+            # This is a WriteError that the user has asked for.
+            if passes(another, is_door=False):
                 raise
             logger.warning("%s failed, and so did counting it: %r, %r", part, error, another)
 
@@ -196,6 +198,7 @@ def door(
 
         def wrapper(self: S, /, *args: P.args, **named: P.kwargs) -> R:
             guard = self._own_guard
+            # Nearly always no part is off, and the first test is all that a call costs.
             if not (guard.off and part in guard.off):
                 try:
                     return method(self, *args, **named)
@@ -216,6 +219,7 @@ def door(
                         raise
             return cast(R, None)
 
+        # A traceback shows the wrapper and then the method: both count as the door.
         functools.update_wrapper(wrapper, at_door(method))
         return at_door(wrapper)
 
@@ -270,6 +274,7 @@ def passes(error: Exception, *, is_door: bool = True) -> bool:
     is_ours = isinstance(error, DistSummaryError)
     handlers = _handlers()
     trace: TracebackType | None = error.__traceback__
+    # The traceback leads from the frame that caught the error to the one that raised it.
     while trace is not None:
         frame = trace.tb_frame
         code = frame.f_code
@@ -279,6 +284,7 @@ def passes(error: Exception, *, is_door: bool = True) -> bool:
             return True
         if is_door and isinstance(error, _checks.get(code, ())):
             return True
+        # From here on, only a frame that a door calls directly counts as part of it.
         is_door = is_door and code in _doors
         trace = trace.tb_next
     return is_ours and is_door
@@ -299,6 +305,7 @@ def _handlers() -> set[CodeType]:
     found = set()
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
+        # A handler may be a partial, an object with `__call__` or a method: find the code that runs.
         while isinstance(handler, functools.partial):
             handler = handler.func
         if callable(handler) and not inspect.isroutine(handler):
@@ -317,6 +324,7 @@ def _is_handler(frame: FrameType) -> bool:
     caller, code = frame.f_back, frame.f_code
     if caller is None or (code.co_argcount < 2 and not code.co_flags & inspect.CO_VARARGS):
         return False
+    # The two are arguments next to each other, by name or in *args.
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     held = frame.f_locals
     values: list[Any] = [held.get(name) for name in names[: code.co_argcount]]

@@ -40,7 +40,8 @@ class Health:
         total = Health(self.events, self.bytes, self.last_seq, missing=self.missing or other.missing)
         for name in ("given", "written", "dropped", "errors", "waiting"):
             mine: dict[str, int] = dict(getattr(self, name))
-            for key, count in dict(getattr(other, name)).items():  # another thread may be counting
+            # Copied first, because another thread may be counting.
+            for key, count in dict(getattr(other, name)).items():
                 mine[key] = mine.get(key, 0) + count
             setattr(total, name, mine)
         return total

@@ -45,6 +45,7 @@ def is_of_signal(error: BaseException) -> bool:
 def uninterrupted() -> Iterator[None]:
     """Hold Ctrl-C back until the block has finished, for example while a user's values are restored."""
     handler = signal.getsignal(signal.SIGINT)
+    # Python runs handlers in the main thread, and only that one may install them.
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
@@ -83,6 +84,7 @@ def interrupts_after(call: Callable[[], None], *, ignores_s: float = 0.0) -> Ite
     try:
         yield
     finally:
+        # A handler that the block has installed stays.
         if signal.getsignal(signal.SIGINT) is handle:
             signal.signal(signal.SIGINT, handler)
         if caught_s:
@@ -100,7 +102,8 @@ class StepInterrupts:
         self._is_listening = self._is_held = False
         self._first_s: float | None = None  # when the interrupt came that is held back
         self._guard = Guard()
-        self._handler = self._handle  # one object, to be recognised
+        # Each access makes a new bound method; this one is kept, so that it can be recognised.
+        self._handler = self._handle
         self._pid = os.getpid()
 
     def listen(self) -> None:
@@ -136,6 +139,7 @@ class StepInterrupts:
         is_held = self._is_held and os.getpid() == self._pid
         if not is_held or (self._first_s is not None and now_s - self._first_s >= AGAIN_S):
             self._first_s = None
+            # This raises KeyboardInterrupt.
             signal.default_int_handler(number, frame)
         if self._first_s is None:
             self._first_s = now_s
@@ -154,11 +158,13 @@ def handles_interrupts() -> Iterator[None]:
     own SIGINT handler is never called twice for one signal.
     """
     main = threading.main_thread()
-    if threading.current_thread() is not main or main.ident is None:  # only the main thread is interrupted
+    # Only the main thread is interrupted.
+    if threading.current_thread() is not main or main.ident is None:
         yield
         return
     main_ident = main.ident
-    lost: SimpleQueue[bool] = SimpleQueue()  # its put is safe in a destructor, Queue's is not
+    # Its `put` is safe in a destructor; that of a Queue is not.
+    lost: SimpleQueue[bool] = SimpleQueue()
     before = sys.unraisablehook
 
     def note(ignored: "sys.UnraisableHookArgs") -> None:
@@ -187,4 +193,5 @@ def handles_interrupts() -> Iterator[None]:
         if sys.unraisablehook is note:
             sys.unraisablehook = before
         lost.put(False)
-        sender.join()  # an interrupt that was lost at the very end is raised here
+        # An interrupt that was lost at the very end is raised here.
+        sender.join()

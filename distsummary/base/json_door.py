@@ -20,6 +20,7 @@ def read_json(path: Path, kind: Any = Any, *, remedy: str = "") -> Any:
     Raises DamagedFileError, with the path and the `remedy`, and as `open` if the file cannot be read.
     """
     with open(path, "rb") as file:
+        # One byte more than is allowed shows that the file is too large, without reading all of it.
         data = file.read(MOST_BYTES + 1)
     return parse_json(data, kind, name=str(path), remedy=remedy)
 
@@ -47,6 +48,7 @@ def parse_json(
             found = json.loads(data)
     except (ValueError, RecursionError, MemoryError) as error:
         raise damaged(name, f"is not JSON ({error})", remedy) from error
+    # Level by level, because a function that calls itself could exceed Python's limit of recursion here.
     level = [found]
     for _ in range(MOST_DEPTH):
         level = [inner for one in level for inner in _inside(one) if isinstance(inner, (dict, list))]
@@ -58,6 +60,7 @@ def parse_json(
 def check_kind(value: Any, kind: Any, *, name: str, remedy: str = "") -> Any:
     """The value itself, if it has the type `kind`; raises DamagedFileError otherwise."""
     try:
+        # Only checked: the converted value would be without the keys that a TypedDict does not name.
         msgspec.convert(value, kind)
     except (msgspec.ValidationError, ValueError, RecursionError, MemoryError) as error:
         raise damaged(name, f"is not what it should be ({error})", remedy) from error

@@ -17,6 +17,7 @@ def read_each(read: Callable[[Path], T], places: Sequence[Path]) -> list[T]:
         try:
             with ThreadPoolExecutor(THREADS, "distsummary-files") as threads:
                 return [*threads.map(read, places)]
-        except RuntimeError:  # the interpreter ends, and takes no new threads
+        except RuntimeError:
+            # The interpreter ends and starts no new threads, so the files are read one after the other.
             pass
     return [*map(read, places)]

@@ -37,16 +37,19 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
     """Whether a process, given by the pid fields of a Topology, still runs; None if that cannot be known."""
     space = str(process.get("pid_space") or "")
     salt = space.split()[1] if is_masked(process) else ""
+    # A pid means something only in its own boot and PID namespace.
     if not space or not pid_space_here() or space != _in_space(salt):
         return None
     pid = process["pid"]
     if not isinstance(pid, int) or not 0 < pid <= _MAX_PID:
         return False
     state, start = _state_and_start(pid)
+    # The start time distinguishes a process from a later one that has the same pid.
     if start:
         return mask(salt, start) == str(process["pid_start"]) and state not in _ENDED
     try:
-        os.kill(pid, 0)  # /proc may hide other users' processes (hidepid), kill(2) does not
+        # /proc may hide other users' processes (hidepid); kill(2) does not.
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
@@ -84,7 +87,8 @@ class Effort:
         at, busy_s = time.monotonic(), _busy_s(self._pid)
         enough_s, spent_s = BUSY_SHARE * (at - self._at), busy_s - self._busy_s
         self._at, self._busy_s = at, busy_s
-        is_ready = _state_and_start(self._pid)[0] == "R"  # may be so for long without being counted
+        # A thread may be ready for long before that is counted.
+        is_ready = _state_and_start(self._pid)[0] == "R"
         return is_ready or spent_s > enough_s
 
 
@@ -151,6 +155,7 @@ def pid_start_of(pid: int) -> str:
 def _state_and_start(pid: int) -> tuple[str, str]:
     """State and start time, fields 3 and 22 of /proc/PID/stat; empty if the process is absent or hidden."""
     try:
+        # The second field is the name of the program, which may hold spaces and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], fields[19]
     except OSError:

@@ -47,7 +47,8 @@ def check_writable(path: Path) -> None:
 
 def refuse_unlike_files(path: Path) -> None:
     """Raise RunDirError if `path` exists and is not a regular file, for example a directory or a FIFO."""
-    if os.path.exists(path) and not os.path.isfile(path):  # Path.exists would raise if access is denied
+    # Path.exists would raise if access is denied.
+    if os.path.exists(path) and not os.path.isfile(path):
         kind = "a directory" if path.is_dir() else "no regular file"
         raise RunDirError(f"{path} cannot be written: it is {kind}; choose another name, or move it away")
 
@@ -86,7 +87,8 @@ def remove_leftovers(directory: Path) -> list[Path]:
     """
     found = []
     for path in directory.iterdir():
-        with suppress(OSError):  # another process removed it first, or access is denied
+        # Another process may have removed it first, or access is denied.
+        with suppress(OSError):
             if is_in_use(path) is False:
                 found.append(path)
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -127,6 +129,7 @@ def replacing(path: Path, *, is_durable: bool = True, is_private: bool = False) 
         yield temporary
         if is_private or rights_in(path.parent) == 0o700:
             os.chmod(temporary, 0o600)
+        # The bytes before the name: a file that is there after a loss of power is whole.
         if is_durable:
             sync(temporary)
         os.replace(temporary, path)
@@ -138,7 +141,8 @@ def replacing(path: Path, *, is_durable: bool = True, is_private: bool = False) 
             "free space or fix the directory's permissions"
         ) from error
     finally:
-        with suppress(OSError):  # `remove_leftovers` removes it later
+        # What cannot be removed now is removed later by `remove_leftovers`.
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 

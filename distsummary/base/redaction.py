@@ -133,7 +133,8 @@ def redacted(value: Any, name: str = "", *, is_code: bool = False) -> Any:  # An
 
 def _redacted(value: Any, level: int) -> Any:
     if isinstance(value, Mapping):
-        if isinstance(name := value.get("name"), str) and "value" in value:  # as Kubernetes has variables
+        # Kubernetes has variables as dicts with a name and a value.
+        if isinstance(name := value.get("name"), str) and "value" in value:
             value = {**value, "value": _redacted(value["value"], _level(name))}
         return {
             _text(name) if isinstance(name, str) else name: _redacted(one, max(level, _level(str(name))))
@@ -153,11 +154,13 @@ def _redacted(value: Any, level: int) -> Any:
 
 def _level(name: str) -> int:
     """How secret the values of a name are."""
-    if name == "p":  # the option -p of many programs, and often a probability
+    # `-p` is an option of many programs, often for a password, and `p` is often a probability.
+    if name == "p":
         return _MACHINE_MADE
     words = [word.lower() for word in _WORD.findall(name)]
     if any(pair in _PAIRS for pair in itertools.pairwise(words)):
         return _ANY
+    # The last words may only say in which form the secret is, as in password_str.
     while len(words) > 1 and words[-1] in _FORM:
         words.pop()
     if not words or words[-1] in _ABOUT:
@@ -175,6 +178,7 @@ def _level_of_word(words: Sequence[str], place: int) -> int:
         after = words[place + 1 : place + 2]
         return _NO if _VOCABULARY & {before, match[1]} or _OF_TOKEN & {*after} else _TEXT
     if match := _KEY.fullmatch(word):
+        # What the key is of decides: api_key and apikey are secrets, sort_key is none.
         of = match[1] or before
         if of in _KEY_OF and (is_last or words[place + 1 :] == ["id"]):
             return _ANY
@@ -185,11 +189,12 @@ def _level_of_word(words: Sequence[str], place: int) -> int:
 
 
 def _command_line(arguments: Sequence[str]) -> Iterator[str]:
-    hides, hides_all, is_later = _NO, False, False  # after an option: one value, or all until the next option
+    # After an option for a secret, its value is hidden, or all values until the next option.
+    hides, hides_all, is_later = _NO, False, False
     for argument in _OF_PROGRAM.sub(rf"\1{REDACTED}", "\x1f".join(arguments)).split("\x1f"):
         match = re.match(r"(?:--?|\+{1,2}|/)?([A-Za-z_][\w.-]*)(?:([:=])|\Z)", argument)
         name, separator = (match[1], match[2]) if match else ("", "")
-        # what has a digit may be a password that begins with dashes
+        # What has a digit may be a password that begins with dashes.
         may_be_value = hides == _ANY and re.search(r"\d", argument) and not separator
         is_option = (argument.startswith("--") and not may_be_value) or (
             argument.startswith("-") and len(argument) == 2
@@ -217,7 +222,8 @@ def _text(text: str) -> str:
         parts.append(text[place : match.end()])
         place = match.end()
         level = _level(match["name"])
-        if match.start() and text[match.start() - 1] in "?&":  # of a URL, where keys are no words
+        # In the query of a URL, a key may look like a plain word, so no value of such a name is kept.
+        if match.start() and text[match.start() - 1] in "?&":
             level = _ANY if level else _NO
         value = _VALUE.match(text, place) if level else None
         if value is not None:
@@ -252,6 +258,7 @@ def _code(line: str) -> str:
         before, bare = line[: match.start()].rstrip()[-1:], match["quoted"]
         if not level:
             return match[0].replace(bare, _text(bare))
+        # A literal that is itself the name of a secret stays, unless it is assigned to a name.
         is_name = before not in ("=", ":") and _IS_NAME.fullmatch(bare) and _level(bare)
         return match[0] if is_name or _KEPT[level].fullmatch(bare) else match[0].replace(bare, REDACTED)
 

@@ -45,10 +45,12 @@ class Estimate:
         if passed >= EVERY_S:
             self._seen.append((now, done))
             window = max(WINDOW_S, (now - self._begun) / 3)
+            # The oldest point that is kept is the newest one that is as old as the window.
             while len(self._seen) > 2 and now - self._seen[1][0] >= window:
                 self._seen.popleft()
             first, done_then = self._seen[0]
             if now - self._begun >= SETTLED_S and done > done_then:
+                # Exponential smoothing: the weight of the old speed falls with the time that has passed.
                 kept = math.exp(-passed / STEADY_S) if self._speed else 0.0
                 self._speed = kept * self._speed + (1 - kept) * (done - done_then) / (now - first)
                 self._end = now + (total - done) / self._speed
@@ -74,9 +76,11 @@ class TerminalLine:
         """Show the text; the last one stays."""
         try:
             width = os.get_terminal_size(self._stream.fileno()).columns or sys.maxsize
-        except (OSError, ValueError, AttributeError):  # a terminal without a width
+        except (OSError, ValueError, AttributeError):
+            # A terminal without a width.
             width = sys.maxsize
-        text = fitting(text, width - 1)  # a line that wraps could not be overwritten
+        # A line that wraps could not be overwritten.
+        text = fitting(text, width - 1)
         self._stream.write(f"\r{text:<{self._width}}" + ("\n" if is_last else ""))
         self._stream.flush()
         self._width = 0 if is_last else len(text)
@@ -128,13 +132,15 @@ class _Progress(threading.Thread):
                 parts.append(f"about {duration(left_s)} left")
             try:
                 with self.lock:
+                    # The command may have ended while this thread waited for the lock.
                     if self.over.is_set():
                         return
                     if self.line:
                         self.line(", ".join(parts))
                     else:
                         print(", ".join(parts), file=self._stream, flush=True)
-            except (OSError, ValueError):  # the stream was closed: no one looks
+            except (OSError, ValueError):
+                # The stream was closed: no one looks any more.
                 return
             wait = EVERY_S if self.line else min(longest, wait * 2)
 
@@ -189,7 +195,8 @@ def showing_progress(
     """
     global _progress
     stream = stream or sys.stderr
-    if stream is None or _progress is not None:  # a process without stderr; or progress is shown already
+    # A process may have no stderr, and progress may be shown already.
+    if stream is None or _progress is not None:
         yield
         return
     progress = _progress = _Progress(name, stream, after_s)

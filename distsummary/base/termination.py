@@ -70,13 +70,15 @@ class _Listener:
         self._is_ending = False
         self.guard = Guard()
         self._masks = threading.local()
-        self._handler = self._handle  # one object, to be recognised
+        # Each access makes a new bound method; this one is kept, so that it can be recognised.
+        self._handler = self._handle
 
     def add(self, report: Callable[[Terminated], None], at_step_end: bool) -> None:
         """In the main thread: listen, if there is a signal whose default action would end the process."""
         free = [number for number in NUMBERS if signal.getsignal(number) is signal.SIG_DFL]
         if free and self._writer < 0:
             self._reader, self._writer = os.pipe()
+            # Neither the handler nor Python may block in it when the pipe is full.
             os.set_blocking(self._writer, False)
         if (free or self._handled) and self._thread is None:
             listen = self.guard.wrap("listening to signals", self._listen)
@@ -85,9 +87,11 @@ class _Listener:
         for number in free:
             signal.signal(number, self._handler)
         self._handled += free
-        if free:  # with it, the thread notices a signal although the main thread runs no Python code
+        # With this descriptor, the thread notices a signal although the main thread runs no Python code.
+        if free:
             known = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            if known not in (-1, self._writer):  # an event loop's
+            # That of an event loop, which was there before, stays.
+            if known not in (-1, self._writer):
                 signal.set_wakeup_fd(known)
         self._callbacks.append((report, at_step_end))
 
@@ -101,7 +105,8 @@ class _Listener:
         if self._callbacks or self._thread is None or (self._is_ending and not is_main):
             return
         os.write(self._writer, _STOP)
-        self._thread.join(END_S)  # for ever, if a signal is ending the process
+        # If a signal is ending the process, the thread does not stop, and the process dies during this wait.
+        self._thread.join(END_S)
         self._thread = None
         if is_main:
             self._restore()
@@ -122,14 +127,17 @@ class _Listener:
         self.guard.call("the handler of signals", self._act_on, number)
 
     def _act_on(self, number: int) -> None:
+        # No thread listens any more, so the signal has its default effect at once.
         if self._thread is None:
             die(number)
-        with suppress(BlockingIOError):  # the pipe is full of signals
+        # A full pipe holds enough signals already.
+        with suppress(BlockingIOError):
             os.write(self._writer, bytes([number | _CALLED]))
 
     def _listen(self) -> None:
         while (data := os.read(self._reader, 64)) and _STOP not in data:
             for byte in data:
+                # Python writes the plain number of any signal; the handler, once it is called, marks it.
                 number = byte & ~_CALLED
                 is_ours = number in NUMBERS and signal.getsignal(number) is self._handler
                 if byte & _CALLED or is_ours:
@@ -138,6 +146,7 @@ class _Listener:
     def _end(self, number: int) -> None:
         self._is_ending = True
         error = Terminated(signal.Signals(number).name)
+        # Those that save the step at its end come first, so that the others record that step too.
         first = [report for report, at_step_end in self._callbacks if at_step_end]
         _call_each(first, error, REPORT_S)
         last = [report for report, at_step_end in self._callbacks if not at_step_end]

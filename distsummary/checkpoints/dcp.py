@@ -72,6 +72,7 @@ def write_dcp(
 
     Raises the errors of `write_shards`, and RunDirError if another rank failed or did not come.
     """
+    # All ranks have to find the same temporary directory without communicating.
     token = hashlib.blake2b(f"{header.run_id}/{path.name}".encode(), digest_size=16).hexdigest()
     temporary = path.with_name(f"{mark}-{token}")
     slices = {names.get(name, name): header.slices[name] for name in arrays}
@@ -91,8 +92,10 @@ def write_dcp(
         )
     except Exception as error:
         failure = error
+        # A mark in place of the shards: the other ranks must not wait for them in vain.
         with suppress(OSError):
             (temporary / f"failed_{header.rank:05d}").touch()
+    # Rank 0 alone finds out whether the checkpoint is whole, and gives it its name.
     if header.rank:
         if failure is not None:
             raise failure
@@ -152,7 +155,8 @@ def remove_dcp(path: Path) -> None:
 def _publish(temporary: Path, path: Path) -> None:
     try:
         sync(temporary)
-        if path.exists():  # a function that names checkpoints gave this name before
+        # A function that names checkpoints may have given this name before.
+        if path.exists():
             remove_dcp(path)
         temporary.rename(path)
         sync(path.parent)
@@ -180,6 +184,7 @@ def _await_ranks(temporary: Path, path: Path, ranks: int, wait_s: float) -> list
 
 def _await_commit(path: Path, temporary: Path, wait_s: float) -> None:
     for _ in _polls(wait_s):
+        # Rank 0 has either renamed the directory or removed it.
         if not temporary.is_dir():
             if path.is_dir():
                 return

@@ -54,9 +54,11 @@ def encrypt(data: bytes, key: bytes, mode: str, *, block_bytes: int = BLOCK_BYTE
         cipher = _gcm(_key_of_file(key, salt))
         for number in range(count):
             plain = view[number * block_bytes : (number + 1) * block_bytes]
+            # The number of blocks is authenticated with each of them, so that none can be cut off.
             sealed = cipher.encrypt(_nonce(number), plain, _long(count))
             yield _long(len(sealed)) + sealed
         return
+    # Even an empty file has one block.
     for start in range(0, max(len(data), 1), block_bytes):
         nonce = os.urandom(_NONCE_BYTES)
         plain = view[start : start + block_bytes]

@@ -72,6 +72,7 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
     else:
         check_int("collect_landscape['sketch'] (or True)", sketch, low=1)
 
+    # With sketches, a training can do without whole checkpoints.
     field, intervals = (
         "collect_landscape['intervals']",
         value.get("intervals", None if sketch is None else []),
@@ -86,7 +87,8 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
                 f"{field}[{index}] must have at least {MIN_INTERVAL} {unit}s, because three checkpoints "
                 f"determine a plane, got {interval!r}"
             )
-        for item in interval:  # MindSpore accepts a bool here, but nowhere else
+        # MindSpore accepts a bool here, but nowhere else.
+        for item in interval:
             check_type(f"an item of {field}[{index}]", item, (int, bool))
 
     return LandscapeSpec(

@@ -116,6 +116,7 @@ def load_param_into_net(
     for name in parameter_dict:
         check_type("a name in parameter_dict", name, str)
     framework = framework_of(net)
+    # An optimizer is recognised by its groups of parameters.
     if hasattr(net, "param_groups"):
         unused = framework.load_optimizer(net, parameter_dict)
         return [], [name for name in unused if not name.startswith(TEXT)]
@@ -123,6 +124,7 @@ def load_param_into_net(
     source = {name: name for name in targets if name in parameter_dict}
     if not strict_load:
         source |= _by_common_prefix([name for name in targets if name not in source], parameter_dict, source)
+    # All values are checked before the first is written: the model is changed as a whole or not at all.
     faults = []
     for name, key in source.items():
         given_shape, given_dtype = _spec(parameter_dict, key)
@@ -181,6 +183,7 @@ def _by_common_prefix(
     """For missing names their names in the checkpoint, which differ by one prefix for all of them."""
     if not missing:
         return {}
+    # Each prefix that fits the first missing name is tried; the one that fits the most names is taken.
     free = [key for key in given if key not in used]
     prefixes = {key[: -len(missing[0])] for key in free if key.endswith("." + missing[0])}
     found = [
@@ -197,6 +200,7 @@ def _array(given: Mapping[str, Any], key: str) -> Array:
 
 def _spec(given: Mapping[str, Any], key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if isinstance(given, StoredState):
+        # An empty part shows the dtype without reading the array.
         return given.shape(key), given.part(key, 0, 0).dtype
     array = _array(given, key)
     return array.shape, array.dtype

@@ -112,6 +112,7 @@ class MappedState(StoredState):
         array = self._arrays[name]
         size = array.stored.itemsize
         spans, at = [], 0
+        # Of each span of the file, the bytes that hold wanted elements.
         for begin, end in array.spans:
             low, high = begin + start * size - at, begin + stop * size - at
             spans.append((min(max(low, begin), end), max(min(high, end), begin)))
@@ -121,9 +122,11 @@ class MappedState(StoredState):
 
     def release(self, name: str) -> None:
         """See StoredState."""
-        if isinstance(self._data, bytes) or not hasattr(mmap, "MADV_DONTNEED"):  # not on this system
+        # Not every system can take the memory of a mapping back.
+        if isinstance(self._data, bytes) or not hasattr(mmap, "MADV_DONTNEED"):
             return
         for start, stop in self._arrays[name].spans:
+            # madvise accepts only addresses where a page begins.
             begin = start - start % mmap.PAGESIZE
             self._data.madvise(mmap.MADV_DONTNEED, begin, stop - begin)
 
@@ -136,10 +139,12 @@ def decode(data: mmap.mmap | bytes | Array, array: StoredArray) -> Array:
         for start, stop in array.spans
         if stop > start
     ]
+    # A single span stays a view of the file; several are copied into one array.
     flat = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, stored), *pieces])
     if array.dtype == "text":
         return np.array(text_in(flat, "utf-32-le"))
     if array.dtype == "bfloat16":
+        # bfloat16 is the upper half of a float32.
         flat = (flat.astype(np.uint32) << 16).view(np.float32)
     elif array.dtype == "bool":
         flat = flat != 0
@@ -161,6 +166,7 @@ def check_stored(name: str, array: StoredArray) -> None:
     if len(array.shape) > MAX_DIMENSIONS or any(size < 0 for size in array.shape):
         raise DamagedFileError(f"{name!r} has an impossible shape, {array.shape[: MAX_DIMENSIONS + 1]}")
     itemsize = array.stored.itemsize
+    # Axes of size 0 count as 1: NumPy refuses a shape that is too large apart from them.
     if math.prod(max(size, 1) for size in array.shape) * itemsize >= 1 << 63:
         raise DamagedFileError(f"{name!r} has the shape {array.shape}, which is too large for any array")
     if array.nbytes != math.prod(array.shape) * itemsize:
@@ -186,6 +192,7 @@ def map_file(path: Path) -> mmap.mmap:
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise DamagedFileError(f"the checkpoint {path} is empty; remove it and train again")
-        if sys.version_info >= (3, 13):  # older versions keep the file open while it is mapped
+        # Before Python 3.13, a file stays open as long as it is mapped.
+        if sys.version_info >= (3, 13):
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, trackfd=False)
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

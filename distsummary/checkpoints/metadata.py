@@ -89,7 +89,8 @@ def parse_metadata(data: bytes) -> TrainMetadata:
     try:
         return _parse(content)
     except (InvalidTypeError, InvalidValueError, ValueError) as error:
-        raise DamagedFileError(str(error)[:500]) from error  # the message may quote 16 MiB
+        # The message may quote all of the file.
+        raise DamagedFileError(str(error)[:500]) from error
 
 
 def _parse(content: dict[str, Any]) -> TrainMetadata:
@@ -97,7 +98,8 @@ def _parse(content: dict[str, Any]) -> TrainMetadata:
     optional = ("unit", "num_samples", "landscape_size", "create_landscape")
     given = {key: content[key] for key in optional if key in content}
     spec = check_collect_landscape(given | {"intervals": [groups[key] for key in sorted(groups, key=int)]})
-    assert spec is not None  # the dict is not empty
+    # Only an empty dict gives None, and this one has intervals.
+    assert spec is not None
     for number in (*spec.numbers, spec.num_samples, *map(int, (*groups, *paths))):
         check_int("a step or epoch, or num_samples,", number, low=-MAX_INT, high=MAX_INT)
     digests, shards = content.get("sha256", {}), content.get("shards", {})

@@ -62,7 +62,8 @@ def map_ckpt(path: str | os.PathLike[str], data: bytes | None = None) -> MappedS
         return MappedState(found, _stored_arrays(found))
     except InvalidValueError as error:
         raise InvalidValueError(f"{os.fspath(path)} cannot be used: {error}") from error
-    except ValueError as error:  # a DamagedFileError, or an error of read_varint
+    except ValueError as error:
+        # A DamagedFileError, or an error of read_varint.
         raise DamagedFileError(
             f"{os.fspath(path)} is not a MindSpore checkpoint: {error}; an encrypted one is read by "
             "ds.load_checkpoint(path, dec_key=key), a damaged one must be written again"
@@ -115,7 +116,7 @@ def _messages(state: Mapping[str, Array], slice_bytes: int) -> Iterator[bytes]:
         if array.dtype.kind == "U":
             yield _message(name, (0,), "str", array)
             continue
-        # MindSpore also uses array_split, so both write the same bytes
+        # MindSpore also uses array_split, so that both write the same bytes.
         for piece in np.array_split(array.reshape(-1), max(1, math.ceil(array.nbytes / slice_bytes))):
             yield _message(name, array.shape, _NAMES[array.dtype], piece)
 
@@ -137,6 +138,7 @@ def _stored_arrays(data: Bytes) -> dict[str, StoredArray]:
     arrays: dict[str, StoredArray] = {}
     last, position, size = "", 0, len(data)
     while position < size:
+        # A file may end with a checksum of all bytes before it.
         if size - position == _TRAILER_BYTES and data[position : position + len(_CRC_MARK)] == _CRC_MARK:
             crc = 0
             for start in range(0, position, 1 << 20):
@@ -148,6 +150,7 @@ def _stored_arrays(data: Bytes) -> dict[str, StoredArray]:
         if (number, wire) != (1, 2):
             raise DamagedFileError(f"no value begins at byte {position}")
         name, array = _value(data, start, stop)
+        # A name that follows itself has the next slice of the same array.
         head = arrays.get(name)
         if head is not None:
             if name != last:
@@ -161,6 +164,7 @@ def _stored_arrays(data: Bytes) -> dict[str, StoredArray]:
             raise DamagedFileError(f"it names more than {MAX_TENSORS} values")
         arrays[name] = array
         last, position = name, stop
+    # The size of an array is known when all of its slices are.
     for name, array in arrays.items():
         if array.dtype != "text":
             check_stored(name, array)
@@ -187,6 +191,7 @@ def _value(data: Bytes, start: int, stop: int) -> tuple[str, StoredArray]:
     kind, content = "", (start, start)
     for number, wire, first, last in _fields(data, *tensor):
         if number == 1 and wire in (0, 2):
+            # Each field has one varint or several packed ones.
             while first < last and len(shape) <= MAX_DIMENSIONS:
                 size, first = read_varint(data, first)
                 shape.append((size + (1 << 63)) % (1 << 64) - (1 << 63))  # int64
@@ -205,6 +210,7 @@ def _value(data: Bytes, start: int, stop: int) -> tuple[str, StoredArray]:
             data[slice(*content)].decode("utf-32-le")
         except UnicodeDecodeError as error:
             raise DamagedFileError(f"{name!r} is not text") from error
+        # A text is an array without axes, whatever shape the file gives it.
         shape = []
     return name, StoredArray(dtype=_DTYPES[kind], shape=tuple(shape), spans=(content,))
 
@@ -235,6 +241,7 @@ def _field(data: Bytes, start: int, stop: int) -> tuple[int, int, int, int]:
         size, first = read_varint(data, first)
         last = first + size
     else:
+        # Types 1 and 5 have 8 and 4 bytes; any other type is refused below.
         last = first + {1: 8, 5: 4}.get(wire, stop)
     if last > stop or wire not in (0, 1, 2, 5):
         raise DamagedFileError(f"the field at byte {start} does not end where it should")

@@ -79,6 +79,7 @@ def read_model(path: Path, *, key: bytes | None = None, mode: str = encryption.G
         if not path.suffix and not path.exists():
             raise MissingFileError(f"{path} does not exist; give a checkpoint, or the directory with them")
         raise InvalidValueError(f"a checkpoint must end with one of {(*SUFFIXES, dcp.SUFFIX)}, got {path}")
+    # The file of any rank stands for all shards of the checkpoint.
     if match := _RANK.search(path.stem):
         first = path.with_name(f"{path.stem[: match.start()]}_rank_00000_of_{match[2]}{SUFFIX}")
         return ShardedState(open_shards(first, int(match[2])))
@@ -172,11 +173,13 @@ def saved_in(directory: Path, prefix: str | None = None) -> list[Saved]:
         stem = path.stem[: match.start()] if match else path.stem
         if prefix is not None and not re.fullmatch(rf"{re.escape(prefix)}-\d+_\d+", stem):
             continue
+        # Rank 0's file stands for those of the other ranks.
         if match and int(match[1]):
             continue
         try:
             modified_s = path.stat().st_mtime
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:
+            # It was removed meanwhile.
             continue
         found.append(Saved(modified_s, numbers_in(stem), path, int(match[2]) if match else 0))
     return sorted(found)

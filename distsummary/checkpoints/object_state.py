@@ -33,6 +33,7 @@ def state_entries(name: str, state: object) -> dict[str, "Array | str"]:
         if isinstance(value, tuple):
             return {KIND: "tuple", "items": [encoded(one, f"{where}[{i}]") for i, one in enumerate(value)]}
         if isinstance(value, Mapping):
+            # JSON keeps only dicts whose keys are text; others become lists of pairs.
             if not isinstance(value, Counter) and all(isinstance(key, str) and key != KIND for key in value):
                 return {key: encoded(one, f"{where}[{key!r}]") for key, one in value.items()}
             items = [[encoded(key, where), encoded(one, f"{where}[{key!r}]")] for key, one in value.items()]
@@ -68,7 +69,8 @@ def state_of(name: str, text: str, entries: Mapping[str, Array]) -> Any:
             return Counter(items) if kind == "counter" else items
         array = entries[f"{name}/{value['number']}"]
         if kind == "torch":
-            load("torch")  # says how to install it
+            # If torch is missing, this raises the error that says how to install it.
+            load("torch")
             from distsummary.frameworks.torch_checkpoint import as_tensor_of
 
             return as_tensor_of(array, value["dtype"])

@@ -40,7 +40,8 @@ def map_safetensors(path: str | os.PathLike[str], data: bytes | None = None) -> 
     """
     if data is not None:
         with _refused(path):
-            deserialize(data)  # type: ignore[no-untyped-call]  # checks the header
+            # Called only because the library checks the header.
+            deserialize(data)  # type: ignore[no-untyped-call]
             return MappedState(data, _stored_arrays(data))
     mapped, arrays, _ = open_safetensors(path)
     return MappedState(mapped, arrays)
@@ -52,7 +53,7 @@ def open_safetensors(
     """The mapped file, its arrays, and its metadata; raises the same errors as `map_safetensors`."""
     data = map_file(Path(path))
     with _refused(path):
-        # the library checks the sizes, offsets and gaps in the header before they are used here
+        # The library checks the sizes, offsets and gaps in the header before they are used here.
         with safe_open(os.fspath(path), framework="np") as file:
             metadata = dict(file.metadata() or {})
         return data, _stored_arrays(data), metadata
@@ -93,7 +94,8 @@ def write_safetensors(
     with replacing(Path(path)) as temporary:
         try:
             numpy.save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
-        except SafetensorError as error:  # the arrays are in order, so it is the file
+        except SafetensorError as error:
+            # The arrays have been checked, so this is an error of the file.
             raise OSError(str(error)) from error
 
 
@@ -110,7 +112,8 @@ def writable(name: object, value: object) -> Array:
             f"state[{name!r}] has the dtype {array.dtype}, which safetensors cannot hold; "
             "convert it or leave it out"
         )
-    return np.asarray(array, dtype=dtype, order="C")  # the library accepts only contiguous arrays
+    # The library accepts only contiguous arrays.
+    return np.asarray(array, dtype=dtype, order="C")
 
 
 def _stored_arrays(data: mmap.mmap | bytes) -> dict[str, StoredArray]:

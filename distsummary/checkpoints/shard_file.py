@@ -90,6 +90,7 @@ class FileVersion:
 
         Raises DamagedFileError if the file has been replaced since it was first opened, or ends early.
         """
+        # Bytes can be read only into contiguous memory.
         buffer = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         rest = memoryview(buffer.reshape(-1).view(np.uint8).data)
         with open(self.path, "rb", buffering=0) as file:
@@ -99,7 +100,8 @@ class FileVersion:
                 )
             file.seek(begin)
             while rest:
-                count = file.readinto(rest)  # the operating system reads at most 2 GiB at a time
+                # The operating system reads at most 2 GiB at a time.
+                count = file.readinto(rest)
                 if not count:
                     raise DamagedFileError(f"{self.path} ends early; train again or use another checkpoint")
                 rest = rest[count:]
@@ -163,7 +165,8 @@ def read_shards(path: Path) -> ShardFile:
 
     Raises MissingFileError, DamagedFileError for a file not made by `write_shards`.
     """
-    stamp = _stamp(os.stat(path)) if path.is_file() else (0, 0, 0)  # open_safetensors refuses it below
+    # The stamp comes first, so that a file replaced from now on is noticed. What is no file is refused below.
+    stamp = _stamp(os.stat(path)) if path.is_file() else (0, 0, 0)
     _, arrays, metadata = open_safetensors(path)
     try:
         fields = parse_json(metadata.get(ENTRY, ""), dict[str, Any], name="its header")
@@ -184,6 +187,7 @@ def read_shards(path: Path) -> ShardFile:
             raise DamagedFileError("its arrays and the slices in its header have different names")
         for name, array in arrays.items():
             _check_slice(name, slices[name], array.shape)
+            # The whole array, too, must be one that NumPy can hold.
             shape = slices[name].global_shape
             spans = ((0, math.prod(shape) * array.stored.itemsize),)
             check_stored(name, replace(array, shape=shape, spans=spans))

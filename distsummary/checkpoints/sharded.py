@@ -102,7 +102,9 @@ def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequenc
     if start >= stop:
         return
     inner = math.prod(shape[1:])
-    low, high = -(-start // inner), stop // inner  # the whole rows
+    # The rows low .. high-1 are wanted as a whole.
+    low, high = -(-start // inner), stop // inner
+    # All wanted elements lie inside one row.
     if low > high:
         _fill_row(out, high, start, stop, shape, boxes)
         return
@@ -112,6 +114,7 @@ def fill(out: Array, start: int, stop: int, shape: Sequence[int], boxes: Sequenc
     if low < high:
         rows = out[head:body].reshape(high - low, *shape[1:])
         for box in _overlapping(boxes, low, high):
+            # The wanted rows of a slice follow one another in its file, so that one read takes them.
             begin, end = max(low, box.offset[0]), min(high, box.offset[0] + box.shape[0])
             inside = zip(box.offset[1:], box.shape[1:], strict=True)
             target = rows[(slice(begin - low, end - low), *(slice(o, o + size) for o, size in inside))]
@@ -135,6 +138,7 @@ def _overlapping(boxes: Sequence[Box], low: int, high: int) -> Sequence[Box]:
     def first_row(box: Box) -> int:
         return box.offset[0]
 
+    # The slices form a grid: of those that begin at or before row `low`, the last ones reach it.
     last_before = boxes[bisect_right(boxes, low, key=first_row) - 1].offset[0]
     begin = bisect_left(boxes, last_before, key=first_row)
     return boxes[begin : bisect_left(boxes, high, key=first_row)]
@@ -157,14 +161,17 @@ def _sharded_array(name: str, files: Sequence[ShardFile]) -> ShardedArray:
         array, offset = file.arrays[name], file.header.slices[name].offset
         ((begin, _),) = array.spans
         if math.prod(array.shape):
+            # An array without axes is treated as one with a single axis.
             boxes.append(Box(file.version, begin, offset or (0,), array.shape or (1,)))
     boxes.sort(key=lambda box: box.offset)
 
+    # The borders of all slices along each axis cut the array into cells.
     cuts = [
         sorted({0, size, *(box.offset[axis] for box in boxes)}) for axis, size in enumerate(shape or (1,))
     ]
     ends = [dict(pairwise(along)) for along in cuts]
     cells = math.prod(len(along) - 1 for along in cuts) if math.prod(shape) else 0
+    # Each slice must be one of the cells, and each cell one of the slices.
     are_cells = all(
         start + size == end.get(start)
         for box in boxes

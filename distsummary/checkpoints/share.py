@@ -46,6 +46,7 @@ def share_of(network: Any, topology: Topology, copies: int, *, attempt: int) -> 
         name: axes for name, tensor in framework.tensors(network) if (axes := framework.split_axes(tensor))
     }
     if not split:
+        # Tensors that look whole may be parts that do not say so.
         if topology.rank == 0 and copies != topology.world_size:
             raise InvalidValueError(
                 f"the mesh is {dict(topology.mesh)}, so rank 0 may hold only a part of the model; "
@@ -79,6 +80,7 @@ def shard_rank_of(
         )
     if not is_first(mesh, split):
         return None
+    # The index of this rank along the split axes, in the order of the mesh.
     place, ranks = 0, 1
     for axis, (coordinate, size) in mesh.items():
         if axis in split:

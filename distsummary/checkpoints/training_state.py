@@ -51,6 +51,7 @@ def remove_orphans(directory: Path, prefix: str, kept: Sequence[Saved]) -> None:
     stems, oldest = {stem_of(one.path) for one in kept}, min(one.numbers for one in kept)
     for path in directory.glob(f"*{FOLDER}"):
         is_ours = re.fullmatch(rf"{re.escape(prefix)}-\d+_\d+", path.stem)
+        # Newer files may be those of a checkpoint that is still being written.
         if is_ours and path.stem not in stems and numbers_in(path.stem) < oldest:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -76,6 +77,7 @@ def saved_states(stored: StoredState) -> list[str]:
         name.removeprefix(STATES)
         for name in names
         if name.startswith(STATES)
+        # An array of a state has the name of the state and a number.
         and not (name.rpartition("/")[2].isdecimal() and name.rpartition("/")[0] in names)
     )
 

@@ -72,7 +72,8 @@ class Trajectory:
                 f"{self.unit} {number} is not in the trajectory {self.ckpt_dir}; saved are: {known}"
             )
         recorded = self.files[number].path
-        name = re.split(r"[/\\]", recorded)[-1]  # the recorded path may come from another operating system
+        # The recorded path may come from another operating system.
+        name = re.split(r"[/\\]", recorded)[-1]
         size = len(name.encode(errors="replace"))
         if name in ("", ".", "..") or not name.isprintable() or size > 255:
             raise DamagedFileError(f"the metadata names {recorded[:80]!r}, which is no checkpoint file")
@@ -96,6 +97,7 @@ class Trajectory:
         ranks = self.files[number].shards if number in self.files else 1
         found = [read_shards(self.path(number, rank)) for rank in range(ranks if ranks > 1 else 0)]
         mine = (file.header for file in found if file.header.run_id == self.run_id)
+        # All files must be of the newest attempt of this run that has left any.
         attempt = max((header.attempt for header in mine), default=0)
         expected = ShardHeader(
             run_id=self.run_id, attempt=attempt, unit=self.unit, number=number, rank=0, ranks=ranks
@@ -169,5 +171,6 @@ def read(ckpt_dir: str | os.PathLike[str]) -> Trajectory:
             _log.warning("%s %d is left out: %s", found.unit, number, error)
             incomplete.add(number)
         except DamagedFileError:
-            pass  # this checkpoint was saved; opening it will raise the error
+            # This checkpoint was saved; opening it will raise the error.
+            pass
     return replace(found, incomplete=frozenset(incomplete))

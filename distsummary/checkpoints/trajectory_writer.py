@@ -85,6 +85,7 @@ class TrajectoryWriter:
         """
         spec, shard_rank = self._metadata.spec, self._shard_rank
         ensure_directory(self.ckpt_dir)
+        # No file is replaced while the metadata lists it as one of another run.
         if not self._saved:
             remove_leftovers(self.ckpt_dir)
             if self._has_metadata:
@@ -107,6 +108,7 @@ class TrajectoryWriter:
             )
             write_shards(path, header, state)
             entry = CheckpointFile(path=str(path), shards=shard_rank.ranks)
+        # The metadata comes last: it lists only files that are there.
         if self._has_metadata:
             self._publish({**self._metadata.files, number: entry})
         self._saved.add(number)

@@ -55,18 +55,19 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
         own = {role: one.rank_dirs(role) for role in _ROLES}
         sizes = {entry["world_size"] for entry in manifest["attempts"]}
         note = read_note(path) if sizes == {1} else None
+        # A run of one rank, whose note says that it is this rank of a larger job.
         if note is not None and note["rank"] == number:
             for entry in manifest["attempts"]:
                 entry["world_size"] = note["world_size"]
             nested[path] = manifest
             roles = {entry["role"] for entry in manifest["attempts"]}
-            for role in (
-                role for role in reversed(_ROLES) if role in roles
-            ):  # the training's holds the other
+            # The training's directory holds that of the evaluation, so the evaluation's moves first.
+            for role in (role for role in reversed(_ROLES) if role in roles):
                 source = one.writer_dir(role, 0, 1)
                 moves[source] = run.writer_dir(role, number, 2)
                 noted[moves[source]] = note
         elif sizes == {1} or any({*ranks} - {number} for ranks in own.values()):
+            # A run of one rank without such a note, or directories of other ranks.
             foreign.append(path)
         elif sizes or any(own.values()):
             nested[path] = manifest
@@ -82,6 +83,7 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
             f"no directory {run.base}<number> holds the files of a rank; name what the ranks' paths have in "
             "common before their number"
         )
+    # All checks come before the first directory moves.
     refuse_others(run, nested)
     for source in moves:
         if any(map(is_live, all_event_files(source))):
@@ -100,6 +102,7 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
         run.update_manifest(lambda manifest: manifest.update(_one_of([*nested.values()])))
         run.update_manifest(lambda manifest: manifest.update(state=read_run(run).state))
     else:
+        # Without any manifest, one is made from the event files.
         fsck(run.base, repair=True)
     ranks = {rank for role in _ROLES for rank in run.rank_dirs(role)}
     return Adopted(run.base, tuple(sorted(ranks)), tuple(path for path in nested if path.exists()))
@@ -118,7 +121,8 @@ def _renumber(directory: Path, note: NoteRecord) -> None:
 
 def refuse_others(run: RunDir, manifests: Mapping[Path, Manifest]) -> None:
     """Raise RunDirError if manifests of ranks describe the same attempt differently."""
-    is_masked = any(map(salt_of, manifests.values()))  # each with a key of its own
+    # Each directory masks with a key of its own, so that masked incarnations of one job differ.
+    is_masked = any(map(salt_of, manifests.values()))
     first: dict[tuple[str, int], tuple[Path, Manifest]] = {}
     for path, manifest in manifests.items():
         for entry in manifest["attempts"]:

@@ -36,7 +36,8 @@ from distsummary.format.records import (
 from distsummary.rundir.run_dir import RunDir
 
 _FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}
-_SOURCES = (  # for each dialect, finds the part of a file name that identifies the writer
+# For each dialect, finds the part of a file name that identifies the writer.
+_SOURCES = (
     re.compile(r"summary\.\d+\.([^.]+)\.[^.]+_MS$"),
     re.compile(r"tfevents\.\d+\.[^.]+\.\d+\.([^.]+)$"),
 )
@@ -116,6 +117,7 @@ def convert(
         )
     target_base = base if out is None else Path(out)
     ensure_directory(target_base)
+    # Two conversions at once would each find no files of the other.
     with RunDir(target_base).locked("convert"):
         targets = {directory: target_base / directory.relative_to(base) for directory in directories}
         already = tuple(
@@ -182,8 +184,10 @@ def _payloads(events: Iterable[ReadEvent], to: str, done: Converted) -> Iterator
         if payload is None or len(refused) == len(kept):
             continue
         owner = ids and ids._replace(seq=0)
+        # The version record has the time of the first event that is kept.
         if not attempts:
             yield _FORMATS[to].encode_version(event.wall_time, owner)
+        # This makes TensorBoard forget the steps that a later attempt repeats.
         if event.attempt > attempts.setdefault(event.run_id, event.attempt) and to == TENSORBOARD:
             yield tensorboard_format.encode_session_start(event.step, event.wall_time, owner)
         attempts[event.run_id] = max(attempts[event.run_id], event.attempt)

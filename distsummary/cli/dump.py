@@ -32,7 +32,8 @@ from distsummary.format.records import (
 from distsummary.rundir.run_dir import RunDir
 
 MAX_TEXT = 200  # characters of a text that are shown, unless `full` is set
-_ENCODER = json.JSONEncoder(allow_nan=False)  # made once; json.dumps would make one for each line
+# Made once: json.dumps would make an encoder for each line.
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def dump(
@@ -118,6 +119,7 @@ def event_files(path: str | os.PathLike[str]) -> list[Path]:
         return found
     if not target.exists():
         raise MissingFileError(f"there is no {target}; name an event file, a rank's directory or a run dir")
+    # A file of any name is accepted if it holds an intact event.
     pieces = read_pieces(target, dialect_of(target), resync=True)
     has_event = (isinstance(piece, ScalarColumns) or piece.damage is None for piece in pieces)
     if stamp_of(target.name) is None and not any(has_event):
@@ -273,5 +275,6 @@ def numbers(array: Array) -> Json:
         return []
     if array.dtype.kind != "f" or bool(np.isfinite(array).all()):
         return array.tolist()
+    # JSON has neither NaN nor infinities: these become words.
     words = np.array([number(item) for item in array.reshape(-1).tolist()], object)
     return words.reshape(array.shape).tolist()

@@ -28,7 +28,8 @@ from distsummary.landscapes.run.journal import journals
 from distsummary.rundir.rank_manifest import read_ranks
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 
-_OWNERS = {  # result of `is_in_use` -> what to say about the temporary file
+# Result of `is_in_use` -> what to say about the temporary file.
+_OWNERS = {
     True: "its process is at work and will rename it",
     False: "its process ended before renaming it",
     None: "it belongs to another machine, a container or another program",
@@ -100,10 +101,12 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
         for one in repairable:
             if one.kind == "index_false":
                 set_aside(one.file, keep=False)
+        # The manifests come last: they are rebuilt from the event files.
         damaged = {one.file for one in before if one.kind.startswith("manifest_")}
         for run in tree.runs:
             if any(run.base in (path.parent, path.parent.parent) for path in damaged):
                 repair_manifest(run, tree.of_run(run))
+        # The second check shows which findings are left.
         tree = _check(base)
     left = {(one.file, one.kind) for one in tree.findings}
     return FsckReport(
@@ -128,8 +131,9 @@ def _check(base: Path) -> _Tree:
     def unreadable(error: OSError) -> None:
         if error.filename == str(base):
             raise RunDirError(f"{base} cannot be read: {error.strerror}; fix its permissions") from error
+        # A live writer has removed the directory meanwhile.
         if isinstance(error, FileNotFoundError):
-            return  # a directory that a live writer removed meanwhile
+            return
         text = f"it cannot be read: {error.strerror}"
         tree.findings.append(finding(Path(error.filename), "unreadable", text))
 
@@ -138,6 +142,7 @@ def _check(base: Path) -> _Tree:
         directory = Path(root)
         run = RunDir(directory)
         has_ranks = any(run.rank_dirs(role) for role in ("train", "eval")) or 0 in read_ranks(run, "train", 1)
+        # A directory with ranks is a run even without run.json, unless it is a rank of the run above it.
         if (directory / MANIFEST).exists() or (
             has_ranks and not RunDir(run.base.parent).is_rank_dir(run.base)
         ):
@@ -156,6 +161,7 @@ def _check(base: Path) -> _Tree:
             tree.facts[directory] = facts
     if not (tree.facts or tree.journals or tree.runs or tree.findings):
         raise MissingFileError(f"there is no event file in {base}; name a run dir or a rank's directory")
+    # Only when all directories are read: a manifest is compared with the event files of its whole run.
     for run in tree.runs:
         tree.findings += check_manifest(run, tree.of_run(run))
     return tree

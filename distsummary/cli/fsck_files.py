@@ -68,12 +68,14 @@ def _limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
 
 def _check_file(path: Path, facts: DirectoryFacts, steps: StepOrder | None) -> Iterator[Finding]:
     """Yield what is wrong with one file, and add its content to `facts` and `steps`."""
+    # The loss in a landscape's file is a copy, which gives way to the training's own: no steps to compare.
     if source_of(path.name) == LANDSCAPE:
-        steps = None  # its loss is a copy, which the training's own takes the place of
+        steps = None
     end = 0
     for frame in read_frames(path, resync=True):
+        # Only the end of the file is damaged: that is a torn tail, which can be cut.
         if frame.damage is not None and frame.end >= path.stat().st_size and whole_length(path) == end:
-            break  # its end can be cut
+            break
         end = frame.end
         if not frame.payload and frame.damage is None:
             text = "an event of 0 bytes: MindInsight stops there"
@@ -89,10 +91,12 @@ def _check_file(path: Path, facts: DirectoryFacts, steps: StepOrder | None) -> I
         ids, event = decoded
         facts.events += 1
         owner = (ids.run_id, ids.attempt)
+        # The number of owners is bounded, because a directory may hold the files of any number of runs.
         if ids.run_id and (owner in facts.owners or len(facts.owners) <= 1000):
             facts.owners[owner] = min(facts.owners.get(owner, event.wall_time), event.wall_time)
+        # The values of a copy of an earlier event have been checked already.
         if steps is not None and not steps.begin(path, frame.offset, ids, event):
-            continue  # a copy of an earlier event: its values have been checked
+            continue
         if steps is not None:
             for value in event.values:
                 steps.take(value.plugin, value.tag, ids, event.step)

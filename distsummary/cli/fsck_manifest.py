@@ -38,6 +38,7 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
     """Returns what is wrong with the run's manifests; `directories`: real path -> that directory's facts."""
     path = run.manifest_path
     found = []
+    # The only rank of a run has another directory than one of several ranks: both places are read.
     for is_alone, role in ((is_alone, role) for is_alone in (True, False) for role in _ROLES):
         for rank, record in read_ranks(run, role, 1 if is_alone else 2).items():
             if record.error:
@@ -57,6 +58,7 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
         return [*found, finding(path, "manifest_stale", text)]
     for attempt in state.attempts:
         name = f"attempt {attempt.attempt} of role {attempt.role}"
+        # A rank with events in its files has registered, so its manifest should say so.
         recorded = {rank for one in in_files if (one.role, one.number) == (attempt.role, attempt.attempt)
                     for rank in one.first}  # fmt: skip
         if silent := sorted(recorded & {*attempt.missing}):
@@ -82,6 +84,7 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
         raise RunDirError(
             f"{error.filename} cannot be backed up: {error.strerror}; fix the permissions of {run.base}"
         ) from error
+    # The manifests of the ranks say more than the event files, which only add what is missing there.
     for one in in_files:
         ranks = by_attempt.setdefault((one.role, one.number), {})
         for rank, time in one.first.items():
@@ -102,7 +105,8 @@ def _complete(
 ) -> None:
     """Add the attempts missing in run.json, by the ranks' files and the event files."""
     missing = _missing(manifest, in_files)
-    if missing and manifest["run_id"] != missing[0].run_id:  # a new manifest, or another run's
+    # A new manifest, or one of another run, becomes that of the run in the event files.
+    if missing and manifest["run_id"] != missing[0].run_id:
         manifest |= {"run_id": missing[0].run_id, "attempts": []}
     if any(is_masked(rank) for ranks in by_attempt.values() for rank in ranks.values()):
         manifest[KEY] = False
@@ -124,6 +128,7 @@ def _complete(
     starts = [entry["started"] for entry in manifest["attempts"] if entry.get("started")]
     if starts:
         manifest["created"] = min(starts)
+    # The event files do not show how a run ended, or whether it still runs.
     if manifest.get("state") == "running" or any(decides(manifest, entry) for entry in added):
         manifest["state"] = "unknown"
 

@@ -83,9 +83,11 @@ class StepOrder:
 
     def take(self, plugin: str, tag: str, ids: EventIds, step: int) -> None:
         """Note one value of the event that `begin` noted."""
+        # A graph has no step.
         if plugin == "graph":
-            return  # a graph has no step
-        key = (plugin, tag if len(tag) <= _LONG else hash(tag))  # a hash takes less memory
+            return
+        # The hash of a long tag takes less memory.
+        key = (plugin, tag if len(tag) <= _LONG else hash(tag))
         now = len(self._files) - 1
         known = self._tags.get(key)
         if known is None:
@@ -99,11 +101,13 @@ class StepOrder:
                 known.old_file, known.old_attempt, known.old_step = known.file, known.attempt, known.step
             known.file, known.attempt, known.step = now, ids.attempt, step
         elif ids.attempt > known.attempt:
+            # A new attempt may begin again at lower steps.
             known.attempt, known.step = ids.attempt, step
         elif self._dialect == TENSORBOARD and step < known.step and ids.attempt == known.attempt:
             self._clash(now, now, tag, step, known.step)
         if known.old_file >= 0 and ids.attempt <= known.old_attempt and step <= known.old_step:
             old_ids = (self._files[known.old_file].run_id, known.old_attempt)
+            # At an equal step, files of one attempt do not clash: a later evaluation stands there.
             is_same_attempt = bool(ids.run_id) and (ids.run_id, ids.attempt) == old_ids
             if step < known.old_step or not is_same_attempt:
                 self._clash(known.old_file, now, tag, step, known.old_step)
@@ -126,6 +130,7 @@ class StepOrder:
             text = (
                 f"{what}, but {old.path.name} already reached step {clash.reached}: viewers erase its points"
             )
+            # Files whose times overlap were written by two writers at the same time.
             at_once = new.first <= old.last and old.first <= new.last
             if at_once or new.run_id != old.run_id:
                 text = f"two writers in one directory: {text}"

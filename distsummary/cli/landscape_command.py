@@ -20,7 +20,8 @@ def draw(options: argparse.Namespace) -> tuple[dict[str, LossGrid], str]:
     around = options.run_dir if options.around is None and options.runs is None else options.around
     usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
     directions = usual if options.directions is None else options.directions
-    with ExitStack() as before_and_after:  # of the points, which report their own progress
+    # Progress is shown here before and after the points are computed, which report their own.
+    with ExitStack() as before_and_after:
         before_and_after.enter_context(showing_progress("landscape"))
         parts = load_factory(options.factory)
         show = progress_callback(True, plain=partial(print, file=sys.stderr, flush=True))
@@ -69,6 +70,7 @@ def grid_line(name: str, grid: LossGrid) -> str:
         facts.append(f"{bad} of {grid.computed.sum()} computed losses not finite")
     if grid.explained_variance.size:
         facts.append("explained variance " + " + ".join(f"{share:.3f}" for share in grid.explained_variance))
-    if (out := grid.residuals.max(initial=0.0)) > 0.005:  # smaller ones are rounding errors
+    # Smaller ones are rounding errors.
+    if (out := grid.residuals.max(initial=0.0)) > 0.005:
         facts.append(f"up to {out:.0%} of a checkpoint's offset from the centre lies outside the plane")
     return f"{name}: {', '.join(facts)}"

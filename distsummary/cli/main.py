@@ -90,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a name that is no UTF-8 can be printed
+            # A file name that is no UTF-8 can then be printed.
+            stream.reconfigure(errors="backslashreplace")
     handler = _Handler()
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -98,16 +99,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with handles_interrupts():
             return _run(VERBS[options.verb], options)
-    except BrokenPipeError:  # the reader closed the pipe (head, less); stdout must not fail again at exit
+    except BrokenPipeError:
+        # The reader has closed the pipe (head, less), and stdout must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (DistSummaryError, OSError) as error:  # OSError: the operating system refuses a path
+    except (DistSummaryError, OSError) as error:
+        # An OSError is raised if the operating system refuses a path.
         printed(f"distsummary {options.verb}: {in_options(str(error))}", file=sys.stderr)
         is_wrong = isinstance(error, FileNotFoundError | NotADirectoryError | InvalidValueError)
-        is_wrong &= not isinstance(error, WorldMismatchError)  # it is the files that disagree
+        # In a WorldMismatchError the files disagree with each other, and the arguments are right.
+        is_wrong &= not isinstance(error, WorldMismatchError)
         return 2 if is_wrong or options.verb in ("fsck", "status", "watch") else 1
     except KeyboardInterrupt as stop:
-        if options.verb in ("serve", "watch"):  # have written nothing
+        # These verbs have written nothing.
+        if options.verb in ("serve", "watch"):
             return 130
         kept = "what was written so far is readable"
         # An interrupted landscape (LandscapeCancelled) keeps its finished points in the journal.
@@ -154,7 +159,8 @@ def in_options(text: str) -> str:
         text = text.replace(ours, theirs)
     text = re.sub(rf"^({'|'.join(FIELDS)})(?= must| with | \()", r"--\1", text)
     argument = rf"(?<![\w./-])({'|'.join(ARGUMENTS)})="
-    text = re.sub(rf"{argument}(?=['\"\w])(?!torch\.)", r"--\1 ", text)  # a value, but not code
+    # An option stands apart from its value; code after the "=" is left as it is.
+    text = re.sub(rf"{argument}(?=['\"\w])(?!torch\.)", r"--\1 ", text)
     return re.sub(rf"{argument}(?!torch\.|\{{)", r"--\1", text)
 
 
@@ -253,7 +259,8 @@ def verb(*arguments: Argument, example: str, shows_progress: bool = True) -> Cal
 )
 def demo(options: argparse.Namespace) -> None:
     """Train on real digits on several ranks and draw the loss landscape."""
-    require("the demo", "torch", "sklearn", "matplotlib")  # before the import, which needs torch
+    # Before the import, which needs torch itself.
+    require("the demo", "torch", "sklearn", "matplotlib")
     from distsummary.demo import run_demo
 
     run_demo(options.run_dir, ranks=options.ranks, epochs=options.epochs, as_json=options.json)
@@ -290,7 +297,7 @@ def merge(options: argparse.Namespace) -> Answer:
     if report.short_norms:
         lines.append(f"  norms of parameters that are NaN, as parts are missing: {report.short_norms}")
     lines += [f"  {path.name}" for path in report.files]
-    # The merge has logged those of the configuration.
+    # The merge has logged the conflicts of the configuration already.
     conflicts = [one.as_text() for one in report.conflicts if not one.is_setting]
     for name, found in (
         ("missing ranks", report.missing_ranks),

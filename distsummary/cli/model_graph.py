@@ -33,6 +33,7 @@ def model_graph(path: str | os.PathLike[str]) -> dict[str, Any]:
             of_dialect = [file for file in files if dialect_of(file) == dialect]
             events = chain.from_iterable(read_file(file, "skip") for file in of_dialect)
             found = [value.data for event in events for value in event.values if value.plugin == "graph"]
+            # The last graph in the files is the newest.
             if found:
                 graph = mindspore_graph.decode(found[-1])
                 return {"label": Path(path).resolve().name, "graphs": [model_explorer(graph)]}

@@ -45,6 +45,7 @@ def run_command(command: Sequence[str], into: str | None) -> int:
     run_dir = into or os.environ.get(RUN_DIR) or INTO
     begun = time.time() - CLOCKS_S
     code = _run(words, os.environ | {RUN_DIR: run_dir})
+    # Earlier runs may stand in the same place: only those that began after the command are its own.
     found = [(path, run) for path, run in _recorded(run_dir) if run.newest and run.newest.started >= begun]
     for path, run in found:
         printed(f"distsummary: {path}: {run.state}; distsummary status {path}", file=sys.stderr)
@@ -65,12 +66,14 @@ def _run(words: list[str], environment: dict[str, str]) -> int:
         process.send_signal(number)
 
     before = [(number, signal.signal(number, pass_on)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    # A terminal sends Ctrl-C to the command as well: this process only waits for its end.
     before.append((signal.SIGINT, signal.signal(signal.SIGINT, lambda number, frame: None)))
     try:
         code = process.wait()
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+    # A shell reports 128 + n for a command that was ended by the signal n.
     return code if code >= 0 else 128 - code
 
 
@@ -84,6 +87,7 @@ def _recorded(run_dir: str) -> list[tuple[Path, RunState]]:
         try:
             if (place / "run.json").is_file():
                 found.append((place, read_run(place)))
-        except DistSummaryError:  # not one of ours
+        except DistSummaryError:
+            # This run.json is not one of ours.
             continue
     return found

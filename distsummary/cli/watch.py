@@ -44,6 +44,7 @@ def watch(
                 end = f"every {every_s:g} s; Ctrl-C ends the view, not the run"
                 print(f"{_CLEAR}{text_of(status, width=width_of(out))}\n{end}", file=out, flush=True)
             else:
+                # A changed state is reported at once, new steps only now and then.
                 is_due = status.now - reported_s >= PROGRESS_S and summary(status) != before
                 if is_due or not before.startswith(f"{_states(status)};"):
                     before, reported_s = summary(status), status.now

@@ -58,13 +58,16 @@ class Sketcher:
     def add(self, sketch: Array, name: str, values: Array, start: int = 0) -> None:
         """Add elements start .. start + len(values) - 1 of a parameter; `values` is 1-D, of floats."""
         for piece, bucket, flips, _ in self.pieces(name, values, start):
+            # Sums of 16-bit floats would be too coarse.
             exact = piece if piece.dtype.itemsize >= 4 else piece.astype(np.float32)
             whole = len(exact) // BUCKETS * BUCKETS
             folded = exact[whole:] * flips[whole:]
             if whole:
                 rows = exact[:whole].reshape(-1, BUCKETS), flips[:whole].reshape(-1, BUCKETS)
-                rest, folded = folded, np.einsum("rb,rb->b", *rows)  # one pass that stores no products
+                # One pass that stores no products.
+                rest, folded = folded, np.einsum("rb,rb->b", *rows)
                 folded[: len(rest)] += rest
+            # After the last bucket comes the first one again.
             first = min(len(folded), BUCKETS - bucket)
             sketch[bucket : bucket + first] += folded[:first]
             sketch[: len(folded) - first] += folded[first:]
@@ -101,7 +104,8 @@ def signs(seed: int) -> Array:
 def _chunk(seed: int, name: str, chunk: int) -> tuple[int, int]:
     """The chunk's offset in the table of signs, and its shift of the buckets."""
     bits = philox(seed, _AXIS, name, 0)
-    bits.advance(chunk // 4)  # each step of the counter makes 4 words
+    # Each step of the counter makes 4 words.
+    bits.advance(chunk // 4)
     word = int(bits.random_raw(chunk % 4 + 1)[-1])
     return word % _OFFSETS, (word >> 32) % BUCKETS
 

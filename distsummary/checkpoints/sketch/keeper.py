@@ -52,7 +52,8 @@ class NumpySketching:
 def open_sketching(framework: Framework, parts: Iterable[SketchedPart], seed: int = 0) -> Sketching:
     """The Sketching for tensors of this framework; every `take` iterates over `parts` again."""
     if framework.name == "torch":
-        from distsummary.checkpoints.sketch.torch_sketch import TorchSketching  # it imports torch
+        # Imported only here, because it imports torch.
+        from distsummary.checkpoints.sketch.torch_sketch import TorchSketching
 
         return TorchSketching(parts, seed)
     return NumpySketching(parts, seed)
@@ -91,10 +92,12 @@ class SketchInterval:
             return
         if self._is_warm:
             self._costs.append(cost_s)
-        self._is_warm = True  # the cost of the first sketch includes creating tables and threads
+        # The first sketch also creates tables and threads, so its cost has not been counted.
+        self._is_warm = True
         if self._every or not self._steps or not self._costs:
             return
         cost, allowed = fmean(self._costs), SHARE * max(fmean(self._steps), 1e-9)
+        # The limits for a longer and a shorter stride differ, so that it does not change back and forth.
         while cost > self.stride * allowed:
             self.stride *= 2
         while self.stride > 1 and cost < LOWERED * (self.stride // 2) * allowed:
@@ -134,7 +137,8 @@ class SketchKeeper:
         cost_s = None
         if self._pace.is_due(number):
             self._rows.append((number, self._sketching.take()))
-            if len(self._rows) >= ROWS or not self._has_file:  # write the first one at once
+            # The first sketch is written at once: with it, this attempt replaces the earlier ones.
+            if len(self._rows) >= ROWS or not self._has_file:
                 self.flush()
             cost_s = self._clock() - start
         self._pace.learn(step_s, cost_s)

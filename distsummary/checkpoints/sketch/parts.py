@@ -53,7 +53,8 @@ class ModelParts:
         if self._is_unchanged():
             return iter(self._parts.values())
         now = dict(self._framework.named_parameters(self._network))
-        if self._shapes.keys() - now.keys():  # some were frozen or removed
+        # Parameters that were frozen since are still sketched, unlike those that were removed.
+        if self._shapes.keys() - now.keys():
             others = dict(self._framework.tensors(self._network))
             now |= {name: others[name] for name in self._shapes if name in others}
         shapes = {name: tuple(tensor.shape) for name, tensor in now.items()}
@@ -65,9 +66,11 @@ class ModelParts:
             )
         for name, part in self._parts.items():
             tensor, axes = now[name], self._framework.split_axes
+            # A parameter that FSDP2 has gathered is whole for the moment: its shard stays.
             if tensor is not part.tensor and bool(axes(tensor)) == bool(axes(part.tensor)):
                 self._parts[name] = replace(part, tensor=tensor, runs=_runs(self._framework, tensor))
-        self._is_unchanged = self._framework.watch(self._network)  # the old check keeps old tensors alive
+        # The old check would keep the old tensors alive.
+        self._is_unchanged = self._framework.watch(self._network)
         return iter(self._parts.values())
 
 
@@ -86,9 +89,11 @@ def contiguous(
     Yields (index of the run's first element in the flat whole tensor, the run's range in the flat slice).
     """
     inner = len(shape)
+    # The shard has all of the axes from `inner` on.
     while inner > 0 and shape[inner - 1] == global_shape[inner - 1]:
-        inner -= 1  # the shard has all of this axis and of those after it
-    inner = max(inner - 1, 0)  # a run also extends along the last axis that is cut
+        inner -= 1
+    # A run also extends along the last axis that is cut.
+    inner = max(inner - 1, 0)
     length = int(np.prod(shape[inner:], dtype=np.int64))
     strides = [int(np.prod(global_shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     for number, index in enumerate(np.ndindex(*shape[:inner])):

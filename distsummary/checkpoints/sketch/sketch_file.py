@@ -95,7 +95,8 @@ class SketchWriter:
         if first is None:
             first = sketches[0][1]
             if not np.isfinite(first).all():
-                first = np.zeros_like(first)  # a difference from non-finite numbers has no meaning
+                # A difference from non-finite numbers has no meaning.
+                first = np.zeros_like(first)
             header = json.dumps(
                 {"format": FORMAT, "sketch": SKETCH, "buckets": BUCKETS, **asdict(self._header)}
             ).encode()
@@ -111,6 +112,7 @@ class SketchWriter:
                     while rest:
                         rest = rest[file.write(rest) :]
                 except OSError:
+                    # A part of a frame must not stay: what follows it could not be read.
                     file.truncate(self._end)
                     raise
         except OSError as error:
@@ -118,6 +120,7 @@ class SketchWriter:
                 f"{self._path} cannot be written: {error.strerror or error}; "
                 "free space or fix the permissions"
             ) from error
+        # Only now, so that a call that failed changes nothing.
         self._first, self._end = first, self._end + len(data)
 
 
@@ -207,6 +210,7 @@ def read_sketches(ckpt_dir: str | os.PathLike[str]) -> Sketches:
                 attempt, len(ranks), parts[0].header.parts,
             )  # fmt: skip
         elif parts and (steps := sorted(set.intersection(*(set(part.rows) for part in parts)))):
+            # This attempt repeats the steps from its first sketch on.
             rows = {step: row for step, row in rows.items() if step < steps[0]}
             rows |= {step: [part.rows[step] for part in parts] for step in steps}
     if not rows:
@@ -257,7 +261,8 @@ def _read_file(path: Path) -> _SketchFile | None:
             _log.warning("%s: no sketch at byte %d: %s", path, found.offset, found.damage or "wrong size")
             continue
         step, scale = _ROW.unpack_from(found.payload)
-        if step <= last:  # the training repeated the steps from this one on
+        # The training has repeated the steps from this one on.
+        if step <= last:
             rows = {other: row for other, row in rows.items() if other < step}
         rows[step] = _Row(first, data, found.offset + HEADER_BYTES + _ROW.size, scale)
         last = step

@@ -62,12 +62,14 @@ class _HostSketcher:
     def take(self, parts: Sequence[SketchedPart]) -> Tensor:
         """The current sketch (BUCKETS,); float32 if no parameter is float64 and SUMMED additions suffice."""
         is_double = any(part.tensor.dtype == torch.float64 for part in parts)
+        # The prepared additions are views of the sums, so both are made again.
         if is_double != (self._sums.dtype == torch.float64):
             self._sums, self._prepared = self._sums.to(torch.float64 if is_double else torch.float32), {}
         total, count = None, 0
         self._sums.zero_()
         for part in parts:
             for buckets, values, flips in self._additions(part):
+                # float32 sums become inexact: from time to time they go into float64 totals.
                 if count == SUMMED:
                     total, count = self._plus_sums(total), 0
                     self._sums.zero_()
@@ -91,10 +93,12 @@ class _HostSketcher:
         for start, run in part.runs:
             for piece, place, _, where in self._sketcher.pieces(part.name, flat[run], start):
                 flips, at = self._table[where], 0
+                # An addition ends where the sums end; the next one continues at their beginning.
                 while at < len(piece):
                     stop = min(at + len(self._sums) - place, len(piece))
                     additions.append((self._sums[place : place + stop - at], piece[at:stop], flips[at:stop]))
                     at, place = stop, 0
+        # A copy shows only the values of now, so its additions are not kept.
         if flat.data_ptr() == local.data_ptr():
             self._prepared[part.name] = local, additions
         return additions
@@ -111,6 +115,7 @@ def on_device(sketcher: Sketcher, table: Tensor, parts: Sequence[SketchedPart]) 
         for start, run in part.runs:
             whole: list[tuple[Tensor, int, int]] = []  # whole chunks collected so far: values, bucket, offset
             for piece, place, _, where in sketcher.pieces(part.name, flat[run], start):
+                # Whole chunks have one length and are added together, other pieces one by one.
                 if len(piece) == CHUNK:
                     whole.append((piece, place, where.start))
                     continue
@@ -127,8 +132,10 @@ def _add_chunks(total: Tensor, table: Tensor, chunks: Sequence[tuple[Tensor, int
     """Add whole chunks of equal length, each starting at its own bucket, to the sketch `total`."""
     pieces, buckets, offsets = zip(*chunks, strict=True)
     values = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-    flips = table.unfold(0, CHUNK, 1).index_select(0, _on(table.device, offsets))  # `unfold` makes views
+    # `unfold` copies nothing; only the signs of these chunks are copied.
+    flips = table.unfold(0, CHUNK, 1).index_select(0, _on(table.device, offsets))
     folded = (values.view(len(pieces), CHUNK) * flips).view(len(pieces), -1, BUCKETS).sum(1)
+    # Turn the sums of each chunk to its first bucket before they are added up.
     turned = (torch.arange(BUCKETS, device=total.device) - _on(table.device, buckets)[:, None]) % BUCKETS
     total += folded.gather(1, turned).sum(0, dtype=torch.float64)
 
