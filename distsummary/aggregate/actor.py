@@ -208,7 +208,7 @@ def settle(
     `deaths` are the ranks that died and why; readers then give `state` to those that reported no end.
 
     Never raises. Waits at most `serves_s` for all aggregators in the cluster to say whether they serve the
-    launch, then at most MERGE_S for those that serve it to merge.
+    launch, then at most SETTLE_S for those that serve it to merge, as long as they answer.
     """
     try:
         # Only an aggregator knows whether it serves this launch: ask those of all runs in the cluster.

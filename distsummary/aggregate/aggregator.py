@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -444,7 +445,9 @@ class Aggregator:
         except Exception:
             # Any other error ends only the live merge: when the ranks have ended, their files are merged.
             logger.exception("%s: nothing more is merged before the ranks have ended", self._run_dir.base)
-            self._live, self._can_merge_live = None, False
+            live, self._live, self._can_merge_live = self._live, None, False
+            with suppress(OSError):
+                live.abandon()
 
     def _report_stuck(self) -> None:
         """Report which ranks of the trainings that run are stuck."""

@@ -8,6 +8,7 @@ import base64
 import json
 import re
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -138,16 +139,23 @@ class OnAlert(Callback):
         self._is_stopped.set()
         if self._thread is not None:
             self._thread.join(self._close_s)
+            if self._thread.is_alive():
+                self._fail(f"on_alert: the last alerts were not passed on within {self._close_s:g} s")
 
     def _follow(self) -> None:
-        is_last = False
-        while not is_last:
+        # How an alert may still be tried once the training has ended: the last one says how it ended.
+        left = TRIES
+        while left:
             is_last = self._is_stopped.wait(self._look_s)
+            if left < TRIES:
+                time.sleep(self._look_s)
             try:
                 self._look(is_last=is_last)
             except Exception as error:
                 # Mostly an error of the disk: another look may succeed.
                 self._count(error)
+            if is_last:
+                left = left - 1 if self._waiting else 0
 
     def _count(self, error: Exception) -> None:
         self._fail(redacted(f"on_alert: {type(error).__name__}: {error}"))

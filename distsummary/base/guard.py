@@ -44,7 +44,7 @@ _CHECKS_FILE = checks.__file__
 
 
 class Counts(Protocol):
-    """What counts failures: `writing.health.Failures`."""
+    """What counts failures: `base.failures.Failures`."""
 
     def count(self, reason: str) -> None:
         """Count a failure, and log its reason once."""

@@ -81,6 +81,7 @@ def write_dcp(
     ours = {names[name]: name for name in arrays if name in names}
     try:
         temporary.mkdir(rights_in(temporary.parent), exist_ok=True)
+        inode = temporary.stat().st_ino
         if failure is not None:
             raise failure
         file = temporary / sibling_name(first_name(STEM, header.ranks), header.rank)
@@ -99,7 +100,7 @@ def write_dcp(
     if header.rank:
         if failure is not None:
             raise failure
-        _await_commit(path, temporary, wait_s)
+        _await_commit(path, temporary, inode, wait_s)
         return
     try:
         failed = _await_ranks(temporary, path, header.ranks, wait_s)
@@ -182,12 +183,14 @@ def _await_ranks(temporary: Path, path: Path, ranks: int, wait_s: float) -> list
     return [rank for rank, mark in enumerate(expected.values()) if mark in found]
 
 
-def _await_commit(path: Path, temporary: Path, wait_s: float) -> None:
+def _await_commit(path: Path, temporary: Path, inode: int, wait_s: float) -> None:
     for _ in _polls(wait_s):
         # Rank 0 has either renamed the directory or removed it.
         if not temporary.is_dir():
-            if path.is_dir():
-                return
+            # An older checkpoint may have the name, and another inode.
+            with suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    return
             raise RunDirError(f"{path} is not made: another rank could not write its shards; see its log")
     raise RunDirError(f"{path} is not made: rank 0 did not finish it in {wait_s:g} s; see its log")
 

@@ -362,7 +362,7 @@ class Session:
             self._wait_ms += every * wait_ms
 
     def _write(self, step: int, numbers: Mapping[str, object], values: Sequence[Value]) -> None:
-        """Write numbers and values, of which lineage also goes to the coordinator."""
+        """Write numbers and values as events, and as files what is exported."""
         more = {value.tag: value.data for value in values if value.plugin == "scalar"}
         # If the values are scalars of different tags and nothing else, they take the quick way, too.
         if len(numbers.keys() | more.keys()) == len(numbers) + len(values):

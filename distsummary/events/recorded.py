@@ -278,7 +278,8 @@ class Recorded:
             steps = part.events["step"].load()
             attempts = _attempts(part, np.arange(steps.size))
             for attempt in np.unique(attempts).tolist():
-                found[attempt] = max(int(steps[attempts == attempt].max()), found.get(attempt, 0))
+                high = int(steps[attempts == attempt].max())
+                found[attempt] = max(high, found.get(attempt, high))
         return found
 
     def tags(self) -> list[str]:

@@ -65,7 +65,7 @@ class MindSporeFramework(NumpyFramework):
         return [name for name, parameter in self.tensors(model) if not parameter.requires_grad]
 
     def nbytes(self, model: Any) -> int:
-        """The bytes of the trainable parameters: MindSpore's buffers cannot be told from frozen ones."""
+        """The bytes of the trainable parameters: MindSpore's buffers look like frozen ones."""
         return sum(int(parameter.nbytes) for _, parameter in self.named_parameters(model))
 
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:

@@ -206,7 +206,9 @@ class _ControllerCallback(_Controller, *_CLASSES):  # type: ignore[misc]  # as a
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
         """Note that Ray wants another number of workers."""
         if self._size and resize_decision.num_workers != self._size:
-            self._resize = f", to go on with {resize_decision.num_workers} workers in place of {self._size}"
+            self._resize = (
+                f", to continue with {resize_decision.num_workers} workers in place of {self._size}"
+            )
             self._say(f"Ray Train ends the workers{self._resize}")
 
     @door()

@@ -28,15 +28,19 @@ def lines_of(
 ) -> list[str]:
     """See `actor_lines`. `hosts`: node id -> its name; `aggregator`: the name of that actor."""
 
+    def host_of(actor: Actor) -> str:
+        return str(hosts.get(actor["Address"]["NodeID"], actor["Address"]["IPAddress"]))
+
     def said(actor: Actor) -> str:
         name = actor["Name"] or f"{actor['ActorClassName']} {actor['ActorID'][:12]}"
-        host = hosts.get(actor["Address"]["NodeID"], actor["Address"]["IPAddress"])
-        return f"actor {name}, pid {actor['Pid']} on {host}"
+        return f"actor {name}, pid {actor['Pid']} on {host_of(actor)}"
 
     collectors = [actor for actor in actors if "Collector" in actor["ActorClassName"]]
     lines = []
     for rank in ranks:
         own = [actor for actor in actors if actor["Pid"] == rank.pid]
+        # Processes of several nodes may have the same number; the names of a host may differ, too.
+        own = [actor for actor in own if host_of(actor) == rank.host] or own
         # The collector that the rank itself owns or, without one, that of its node.
         serving = [
             actor for one in own for actor in collectors if actor["OwnerAddress"] == one["Address"]

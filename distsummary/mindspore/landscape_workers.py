@@ -112,10 +112,12 @@ def work(job: Any, path: str, argv: list[str]) -> None:
         body = dill.dumps(answer)
         # Some exceptions can be written, but not read again.
         dill.loads(body)
-    except Exception:
-        # The exception cannot be sent, so its text is sent instead.
-        what = f"{type(answer[1]).__name__}: {answer[1]}"
-        body = dill.dumps((None, LandscapeError(f"callback_fn raised {what}"), answer[2]))
+    except Exception as error:
+        # What cannot be sent is described instead.
+        what = f"callback_fn raised {type(answer[1]).__name__}: {answer[1]}"
+        if answer[1] is None:
+            what = f"what callback_fn returned cannot be sent: {type(error).__name__}: {error}"
+        body = dill.dumps((None, LandscapeError(what), answer[2]))
     # The answer gets its name when it is complete.
     Path(path).with_suffix(".tmp").write_bytes(body)
     Path(path).with_suffix(".tmp").replace(Path(path).with_suffix(".answer"))

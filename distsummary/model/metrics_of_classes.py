@@ -175,7 +175,7 @@ class ConfusionMatrixMetric(Metric):
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels, both (N, C, ...) of 0 and 1; raises InvalidValueError for others."""
         predicted, true = self._arrays(inputs, 2, PAIR)
-        if predicted.ndim < 2 or predicted.shape != true.shape or not (true == true.astype(np.uint8)).all():
+        if predicted.ndim < 2 or predicted.shape != true.shape or not _is_binary(predicted, true):
             raise InvalidValueError(
                 f"{self._name} takes one-hot predictions and labels of the same shape (N, C, ...), got the "
                 f"shapes {predicted.shape} and {true.shape}"
@@ -240,6 +240,10 @@ def _reduced(measures: Array, decrease: str) -> tuple[Array, Array]:
             measures = np.divide(measures, counted, out=np.zeros_like(measures), where=counted > 0)
         is_measured = counted > 0
     return np.asarray(measures), np.asarray(counted)
+
+
+def _is_binary(*arrays: Array) -> bool:
+    return all(((array == 0) | (array == 1)).all() for array in arrays)
 
 
 class ROC(LastUpdate):

@@ -506,10 +506,11 @@ class RecordedRun:
         return self._files.read(read)
 
     def norms(self, parameter: Tags = None, rank: Rank = MERGED) -> Table:
-        """The norms of the parameters at every step: rank, attempt, step, wall_time, parameter, and
+        """The norms of the parameters at every step, with their attempt, rank, wall_time and parameter.
 
-        weight, gradient, update (L2 norms; NaN: not measured, or no gradient), update_max (the largest
-        change of an element) and nonfinite (how many elements of weight and gradient are NaN or infinite).
+        The columns weight, gradient and update are L2 norms (NaN: not measured, or no gradient), update_max
+        is the largest change of an element, and nonfinite how many elements of weight and gradient are NaN
+        or infinite.
 
         Args:
             parameter: one name or several; None: all.

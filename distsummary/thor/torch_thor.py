@@ -272,13 +272,17 @@ class THOR(torch.optim.Optimizer):
         # Layers without a refresh so far have no figures.
         unknown = torch.full((4,), math.nan, device=self._device)
         figures = [unknown.double() if one is None else one[1:5].double().to(self._device) for one in states]
+        # A layer may have been skipped for several reasons.
+        skipped: Counter[str] = Counter()
+        for (_, name), count in self._skipped.items():
+            skipped[name] += count
         return Curvature(
             damping=float(self.param_groups[0]["damping"]),
             refreshes=self._refreshes,
             refresh_s=self._refresh_s,
             layers=tuple(layer.name for layer in self._layers.values()),
             figures=torch.stack(figures).cpu().numpy() if figures else np.zeros((0, 4)),
-            skipped={name: count for (_, name), count in self._skipped.items()},
+            skipped=dict(skipped),
         )
 
     def largest_curvature(

@@ -263,11 +263,12 @@ class _Reduced:
             }
         of_ends = [one[2] for both in ends.values() for one in both.values()]
         # If the names of all cells are too long together, only those of the rows' extremes are kept.
-        for named in ([*of_ends, *(self._highest[name].parameters for name in measured)], of_ends):
+        of_cells = [*of_ends, *(self._highest[name].parameters for name in measured)]
+        for has_names, named in ((True, of_cells), (False, of_ends)):  # noqa: B007
             used = np.unique(np.concatenate([np.zeros(0, np.int64), *(one.reshape(-1) for one in named)]))
             used = used[used >= 0]
             names = [without_middle(self._names[place], _NAME) for place in used]
-            if has_names := sum(map(len, names)) <= _NAMES:
+            if sum(map(len, names)) <= _NAMES:
                 break
         first_name = np.searchsorted(used, self._starts)
         return {

@@ -352,6 +352,10 @@ def test_a_layer_without_input_or_gradient_is_named_once(caplog: pytest.LogCaptu
     assert len(named) == 1
     assert "momentum SGD" in named[0]
     assert optimizer.curvature().skipped == {"unused": 3}
+    optimizer.zero_grad()
+    net.unused(torch.full((8, 4), math.nan)).sum().backward()
+    optimizer.step()  # skipped for another reason, which counts as well
+    assert optimizer.curvature().skipped == {"unused": 4, "used": 1}
 
 
 def test_a_factor_with_nan_leaves_the_old_inverse(caplog: pytest.LogCaptureFixture) -> None:

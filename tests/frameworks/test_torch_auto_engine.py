@@ -58,7 +58,7 @@ def test_too_little_memory_continues_with_a_smaller_engine_from_the_start(tmp_pa
     assert grid.engine == "torch-row"
     assert grid.z.tobytes() == row.z.tobytes()
     labels = ("torch-graph x2", "torch-graph", "torch-row")
-    assert [f"going on with {label}" in caplog.text for label in labels] == [True] * 3
+    assert [f"continuing with {label}" in caplog.text for label in labels] == [True] * 3
 
 
 def test_reduced_precision_is_reported_with_its_error():
@@ -88,4 +88,4 @@ def test_where_memory_does_not_hold_a_copy_the_models_own_is_written_to(monkeypa
     monkeypatch.setattr(Loan, "__init__", full)
     grid = ds.landscape(*parts(), size=5, workers=0, engine=engine, progress=False)
     assert grid.engine == "torch-inference"
-    assert "model's own memory" in caplog.text or "going on with torch-inference" in caplog.text
+    assert "model's own memory" in caplog.text or "continuing with torch-inference" in caplog.text

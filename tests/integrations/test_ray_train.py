@@ -47,9 +47,9 @@ def test_another_number_of_workers_is_a_message_and_why_the_workers_end(
     callback.before_controller_execute_resize_decision(ResizeDecision(num_workers=3, resources_per_worker={}))
     callback.before_worker_group_shutdown(group())
     [alert] = read_alerts(RunDir(tmp_path))
-    assert alert["evidence"] == "Ray Train ends the workers, to go on with 3 workers in place of 2"
+    assert alert["evidence"] == "Ray Train ends the workers, to continue with 3 workers in place of 2"
     assert (alert["level"], alert["since_step"]) == ("info", 3)
-    reason = "ended by Ray Train, to go on with 3 workers in place of 2"
+    reason = "ended by Ray Train, to continue with 3 workers in place of 2"
     assert deaths(tmp_path) == {"0": reason, "1": reason}
 
 

@@ -56,7 +56,7 @@ def checked_value(
             "figure": a matplotlib Figure, which is drawn at once and becomes an image.
             "video": (frames, frames a second), an image that moves; see `pictures.animation`.
             "confusion_matrix": (counts, names of classes or None), drawn as an image; see `pictures`.
-            "audio": (samples, samples a second); see `sounds.wav`.
+            "audio": (samples, samples a second); see `format.wav.wav`.
             "pr_curve": (labels, predictions) or (labels, predictions, number of thresholds); see
                 `precision_recall`.
             "landscape": a `records.Landscape`, or MindSpore's LossLandscape message.

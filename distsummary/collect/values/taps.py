@@ -20,7 +20,7 @@ class Taps:
     is not known beforehand what is tapped.
 
     Args:
-        snapshot: see `operators.Listener`. failures: counts what cannot be recorded.
+        snapshot: see `operators.TapListener`. failures: counts what cannot be recorded.
         deal: who records a parameter; see `Parameters`.
         compatibility: with its `steps`, numbers, too, are only recorded at those of `regular`; so they are
             in the loops of `Model`, where `loss/auto` is.

@@ -62,6 +62,7 @@ class NaiveEngine:
         # The losses of a model that is random cannot be compared between points.
         first = next(self._batches(name), None)
         if first is None:
+            self.close()
             raise InvalidValueError("batches must hold at least one batch, got none")
         try:
             once, again = (in_batch(first[2], self._reading, first[0]) for _ in range(2))

@@ -98,7 +98,7 @@ class LandscapeWorker:
             if smaller is None:
                 raise
             raise MemoryTooSmallError(
-                f"{choice.label} ran out of memory {when}; going on with {smaller.label}", smaller
+                f"{choice.label} ran out of memory {when}; continuing with {smaller.label}", smaller
             ) from error
 
     def close(self) -> None:

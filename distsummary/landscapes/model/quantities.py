@@ -58,8 +58,9 @@ class Evaluation:
             "fp16": torch's autocast; "float64".
         streamed: read the batches once for each block of points instead of keeping them on the device. None:
             do so only if they do not fit, that is, if loaders need more than a quarter of the host's memory,
-            or batches more than half of the GPU's. Loaders that shuffle or augment give the same data each
-            time, see `steady`.
+            or batches more than half of the GPU's. False: loaders are read into the host's memory; what needs
+            more than half of the GPU's is streamed from there. Loaders that shuffle or augment give the same
+            data each time, see `steady`.
     """
 
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)

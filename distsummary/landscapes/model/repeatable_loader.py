@@ -131,7 +131,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return all(_is_same(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
     if isinstance(one, str | bytes | int | float):
         # NaN, which is not equal to itself, counts as the same.
-        return one == other or one != one
+        return one == other or (one != one and other != other)
     framework = framework_of(one)
     if not framework.is_tensor(one):
         return _is_same(_comparable(one), _comparable(other))

@@ -135,6 +135,16 @@ def test_a_server_that_never_takes_it_or_is_elsewhere_is_counted(tmp_path, serve
     assert (server.asked, server.taken) == (3, [])
 
 
+def test_the_alert_of_the_end_is_tried_again_as_well(tmp_path, server):
+    run_dir, failures = RunDir(tmp_path).create(), []
+    server.refusals = 2
+    sent_to(Quick(run_dir, server.url, failures.append, look_s=0.2), run_dir, verdict(1))
+    assert (len(server.taken), server.asked, failures) == (1, 3, [])
+    server.refusals = 99
+    sent_to(Quick(run_dir, server.url, failures.append), run_dir, verdict(2))
+    assert (len(server.taken), failures) == (1, ["on_alert: HTTPError: HTTP Error 503: Service Unavailable"])
+
+
 def test_a_login_in_the_url_is_sent_and_never_written(tmp_path, server):
     run_dir, failures, waiting = RunDir(tmp_path).create(), [], threading.Event()
     url = server.url.replace("//", "//me:p%40ss@")
@@ -158,6 +168,7 @@ def test_a_server_that_does_not_answer_holds_the_end_for_five_seconds_at_most(tm
     server.released.clear()
     sent_to(Quick(run_dir, server.url, failures.append, close_s=0.02), run_dir, verdict(1))
     assert server.taken == []
+    assert failures == ["on_alert: the last alerts were not passed on within 0.02 s"]
     server.released.set()
 
 

@@ -74,6 +74,20 @@ def test_rank_0_fails_and_the_other_knows(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_checkpoint_of_the_same_name_is_not_taken_for_one_that_failed(tmp_path):
+    path = tmp_path / "a-1_2.dcp"
+    for done in write_both(path):
+        done.result()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(write, path, 0, failure=MemoryError("none left"))
+        second = pool.submit(write, path, 1)
+    with pytest.raises(MemoryError):
+        first.result()
+    with pytest.raises(RunDirError, match="another rank could not write"):
+        second.result()
+    np.testing.assert_array_equal(ds.load_checkpoint(path)["w"], WHOLE)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_does_not_come_is_named(tmp_path, rank):
     with pytest.raises(RunDirError, match="1 of 2 ranks" if not rank else "rank 0 did not finish"):

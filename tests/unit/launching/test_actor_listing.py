@@ -40,3 +40,20 @@ def test_each_rank_is_listed_with_its_collector_by_name_and_node() -> None:
         "aggregator  actor aggregator-ab, pid 40 on alpha",
     ]
     assert lines_of([], actors, HOSTS, aggregator="aggregator-cd") == ["aggregator  none"]
+
+
+def test_processes_of_two_nodes_may_have_the_same_number() -> None:
+    ranks = [
+        RankState(role="train", rank=number, attempt=0, state="finished", host=host, pid=10)
+        for number, host in enumerate(["alpha", "beta"])
+    ]
+    actors = [
+        actor("_Rank", 10),
+        actor("_Rank", 10, node="n1"),
+        actor("CollectorActor", 30, name="collector-n0"),
+        actor("CollectorActor", 31, node="n1", name="collector-n1"),
+    ]
+    assert [line.split(";")[1] for line in lines_of(ranks, actors, HOSTS, aggregator="")[:2]] == [
+        " collector actor collector-n0, pid 30 on alpha",
+        " collector actor collector-n1, pid 31 on beta",
+    ]

@@ -196,6 +196,8 @@ def test_indexes_choose_the_inputs():
         (ConfusionMatrix(2), (PREDICTED, TRUE[:2]), InvalidValueError, r"shapes \(3,\) and \(2,\)"),
         (ConfusionMatrix(2), (TRUE, TRUE + 1), InvalidValueError, "from 0 to 2; with num_classes=2"),
         (ConfusionMatrixMetric(), (TRUE, TRUE), InvalidValueError, "takes one-hot predictions and labels"),
+        (ConfusionMatrixMetric(), (np.eye(2), 2 * np.eye(2)), InvalidValueError, "takes one-hot pred"),
+        (ConfusionMatrixMetric(), (0.7 * np.eye(2), np.eye(2)), InvalidValueError, "takes one-hot pred"),
         (
             ConfusionMatrixMetric(calculation_method=True),
             (np.eye(2), np.eye(2)),

@@ -95,6 +95,19 @@ def test_of_many_parameters_and_steps_each_extreme_is_exact_and_the_first_nan_is
     assert sum(map(len, embedded(found))) < 400_000
 
 
+def test_cells_have_no_names_if_these_are_too_long_together(tmp_path):
+    names = [f"model.decoder.layers.{layer:05d}.self_attention.weight" for layer in range(10_000)]
+    noise = np.random.default_rng(0)
+    record(tmp_path, steps=range(1, 41), values=lambda *_: of(names, gradient=noise.uniform(1, 2, 10_000)))
+    found = norms(ds.open_run(tmp_path))
+    gradient = found["maps"]["gradient"]
+    assert gradient["at_name"] is None
+    assert len(found["names"]) < len(names)
+    for row, end in enumerate(np.cumsum(found["sizes"])):
+        number = int(found["names"][gradient["highest"]["names"][row]].split(".")[3])
+        assert end - found["sizes"][row] <= number < end
+
+
 def test_parameters_of_a_later_attempt_have_rows_and_names_may_be_anything(tmp_path):
     nasty = "</script><b>\"'&\u2028é" + "x" * 1024
     record(tmp_path, steps=[1, 2], values=lambda step, rank: of(["a"]))
