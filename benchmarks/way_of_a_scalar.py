@@ -34,7 +34,7 @@ from distsummary.rundir.topology import Topology
 
 PACKAGE = Path(distsummary.__file__).parent
 PATIENCE_S = 10.0
-ASIDE = ("distsummary-heartbeat", "distsummary-watcher")  # threads not on the way
+ASIDE = ("distsummary-files", "distsummary-heartbeat", "distsummary-watcher")  # threads not on the way
 JUDGES = ("diagnosis/", "aggregate/judging.py", "aggregate/sick_ranks.py")
 WARM = 25  # steps before the one that is counted
 
