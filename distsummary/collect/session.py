@@ -170,6 +170,7 @@ class Session:
         self._pulse: Pulse | None = None
         self._watcher: Watcher | None = None
         self._last_step: int | None = None  # the newest recorded step
+        self._sampled_step: int | None = None  # that of the newest system metrics
         self.step = 0  # the newest step, also if nothing was recorded at it
         self._own_ms: float | None = None  # of all steps; None if the phases of steps are not measured
         self._wait_ms = 0.0
@@ -422,10 +423,14 @@ class Session:
             sampler = Sampler(sources, self.failures)
             self._monitor = SystemMonitor(sampler, self._record_system, self.failures, self._messages.submit)
 
-    def _record_system(self, sample: Mapping[str, float]) -> bool:
-        """Record a sample at the newest recorded step, not at a step of its own; False before the first."""
-        if self._last_step is None:
+    def _record_system(self, sample: Mapping[str, float], is_last: bool) -> bool:
+        """Record a sample at the newest recorded step, not at a step of its own; False before the first.
+
+        The last sample is left out, too, if that step has one: viewers show the values of a step as one.
+        """
+        if self._last_step is None or (is_last and self._last_step == self._sampled_step):
             return False
+        self._sampled_step = self._last_step
         values = [Value("scalar", tag, number) for tag, number in sample.items()]
         self._writer.write(Event(self._last_step, time.time(), values))
         return True

@@ -177,7 +177,7 @@ class SystemMonitor:
 
     Args:
         sampler: what is sampled.
-        record: records a sample; returns False if it cannot be recorded yet.
+        record: records a sample, and the last one only at a step without any; returns False if it did not.
         failures: counts samples that could not be recorded.
         submit: runs a job, which it names, in the background.
         clock: returns the time in seconds.
@@ -186,7 +186,7 @@ class SystemMonitor:
     def __init__(
         self,
         sampler: Sampler,
-        record: Callable[[Mapping[str, float]], bool],
+        record: Callable[[Mapping[str, float], bool], bool],
         failures: Failures,
         submit: Callable[[str, Callable[[], object]], object],
         *,
@@ -196,25 +196,28 @@ class SystemMonitor:
         self._clock = clock
         self._due_s = -math.inf
         self._is_waiting = False  # a sample, to be taken
+        self._is_stopped = False
         submit("system metrics", sampler.sample)  # the next sample's rates are computed from its totals
 
     def look(self) -> None:
         """Have a sample taken if one is due; called with each heartbeat."""
-        if not self._is_waiting and self._clock() >= self._due_s:
+        if not self._is_stopped and not self._is_waiting and self._clock() >= self._due_s:
             self._sample_in_background()
 
     def stop(self) -> None:
-        """Have a last sample taken."""
+        """Have a last sample taken, so that a short training has one."""
+        self._is_stopped = True
         self._sample_in_background()
 
     def _sample_in_background(self) -> None:
         self._is_waiting = True
-        with suppress(ClosedError):  # the run is being closed
-            self._submit("system metrics", self._sample)
+        # The run may be closed meanwhile.
+        with suppress(ClosedError):
+            self._submit("system metrics", partial(self._sample, self._is_stopped))
 
-    def _sample(self) -> None:
+    def _sample(self, is_last: bool) -> None:
         try:
-            if self._record(self._sampler.sample()):
+            if self._record(self._sampler.sample(), is_last):
                 # Heartbeats come a little late, and every second one is to have a sample.
                 self._due_s = self._clock() + PERIOD_S - BEAT_S / 2
         except ClosedError:

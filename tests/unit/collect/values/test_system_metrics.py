@@ -10,11 +10,13 @@ import pytest
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
+from distsummary.collect import heartbeat
 from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.collect.values.system_metrics import Reading, Sampler, SystemMonitor, sources_of
 from distsummary.errors import ClosedError, InvalidTypeError
 from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run
+from tests.patience import wait_for
 from tests.unit.collect.doubles import ListWriter, train
 
 PERCENT = ("system/node/cpu_percent", "system/node/memory_percent", "system/node/disk_used_percent")
@@ -89,7 +91,7 @@ def test_a_sample_is_taken_every_ten_seconds_with_the_heartbeats(failures: Failu
     recorded: list[float] = []
     clock = Clock()
 
-    def record(sample: Mapping[str, float]) -> bool:
+    def record(sample: Mapping[str, float], is_last: bool) -> bool:
         recorded.append(clock.now_s)
         return len(recorded) > 1  # before the first step there is nothing to record it at
 
@@ -97,13 +99,15 @@ def test_a_sample_is_taken_every_ten_seconds_with_the_heartbeats(failures: Failu
     for clock.now_s in (101.0, 106.0, 111.1, 116.0, 121.0, 126.2):
         monitor.look()
     monitor.stop()
+    clock.now_s = 200.0
+    monitor.look()  # the heartbeats end later
     assert recorded == [101.0, 106.0, 116.0, 126.2, 126.2]
 
 
 def test_a_sample_that_cannot_be_recorded_is_counted_and_the_next_one_is_taken(failures: Failures) -> None:
     recorded: list[object] = []
 
-    def record(sample: object) -> bool:
+    def record(sample: object, is_last: bool) -> bool:
         recorded.append(sample)
         if len(recorded) == 1:
             raise OSError("no space left")
@@ -119,7 +123,7 @@ def test_a_sample_that_cannot_be_recorded_is_counted_and_the_next_one_is_taken(f
 def test_a_source_that_hangs_holds_no_heartbeat(failures: Failures) -> None:
     jobs: list[Callable[[], object]] = []
     monitor = SystemMonitor(
-        Sampler({}, failures), lambda sample: True, failures, lambda name, job: jobs.append(job)
+        Sampler({}, failures), lambda sample, is_last: True, failures, lambda name, job: jobs.append(job)
     )
     for _ in range(3):
         monitor.look()
@@ -127,7 +131,7 @@ def test_a_source_that_hangs_holds_no_heartbeat(failures: Failures) -> None:
 
 
 def test_samples_end_with_the_writer(failures: Failures) -> None:
-    def record(sample: object) -> bool:
+    def record(sample: object, is_last: bool) -> bool:
         raise ClosedError("closed")
 
     monitor = SystemMonitor(Sampler({}, failures), record, failures, at_once)
@@ -142,6 +146,21 @@ def test_a_short_training_has_one_sample_in_its_last_step_and_leaves_no_thread(
     events = [event for event in writers[0].events if event.values[0].tag.startswith("system/")]
     assert [event.step for event in events] == [4]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("distsummary")]
+
+
+def test_a_step_with_a_sample_gets_no_last_one(
+    tmp_path: Path, writers: list[ListWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "FIRST_S", 0.001)
+
+    def samples() -> list[int]:
+        return [e.step for e in writers[0].events if any(v.tag.startswith("system/") for v in e.values)]
+
+    with Run(callbacks=SummaryCollector(tmp_path, system_metrics=True)) as run:
+        for _ in run.steps([1]):
+            run.log(loss=0.5)
+        wait_for(lambda: bool(samples()))
+    assert samples() == [1]
 
 
 def test_a_training_without_a_step_has_no_sample(tmp_path: Path, writers: list[ListWriter]) -> None:
