@@ -20,6 +20,7 @@ import distsummary as ds
 from distsummary.events import recorded
 from distsummary.events.index import is_index
 from tests.conftest import ROOT
+from tests.patience import PATIENCE_S
 
 RANKS = 4
 MARK = "DISTSUMMARY_INTEROP_DEMO"
@@ -49,7 +50,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=PATIENCE_S,
     )
     left = _end_what_is_left(mark)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -100,7 +101,7 @@ def run_mindspore(script: str, place: Path) -> None:
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=170)
+            output, _ = process.communicate(timeout=PATIENCE_S)
         finally:  # its writers and packers are processes of the same group
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

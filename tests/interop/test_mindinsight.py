@@ -12,6 +12,7 @@ import pytest
 from distsummary.demo import DigitsNet
 from tests.conftest import ROOT
 from tests.interop.conftest import RANKS, Demo
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -41,7 +42,7 @@ def check(base: Path, mindinsight: Path) -> Verdict:
     """Run tests/tools/mindinsight_check.py on a base directory."""
     tool = ROOT / "tests" / "tools" / "mindinsight_check.py"
     command = [sys.executable, str(tool), str(base), "--mindinsight", str(mindinsight)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout, done.stderr
     return Verdict(done.returncode, json.loads(done.stdout))
 

@@ -21,6 +21,7 @@ from distsummary.format.png import encode_image
 from distsummary.format.records import Histogram, Image, Landscape, Value
 from tests.interop.conftest import Recorded
 from tests.interop.views import View, differences, own_view, python_view, server_view
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 def distsummary(*arguments: object) -> str:
     """What the command prints on stdout."""
     command = [sys.executable, "-m", "distsummary", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
 
 
 def read(directory: Path) -> dict[str, list[tuple[int, Any]]]:

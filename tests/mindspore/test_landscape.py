@@ -20,6 +20,7 @@ from distsummary.events.segments import landscape_files
 from distsummary.frameworks.mindspore import FRAMEWORK
 from distsummary.mindspore import SummaryCollector, SummaryLandscape
 from tests.mindspore.trainings import Mlp, features, model_of, values_of
+from tests.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.interop,
@@ -157,7 +158,10 @@ def test_a_script_draws_by_two_processes_and_ends_also_after_one_died(tmp_path):
     train(tmp_path / "run", SummaryCollector)
     script = Path(__file__).with_name("landscape_script.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "run")], capture_output=True, text=True, timeout=200
+        [sys.executable, str(script), str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(

@@ -10,6 +10,7 @@ import pytest
 
 import distsummary as ds
 from tests.mindspore.trainings import lineage_of, values_of
+from tests.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.interop,
@@ -24,7 +25,9 @@ def test_the_ranks_are_one_run_and_have_the_arguments_of_the_script(tmp_path):
     script = Path(__file__).with_name("launched.py")
     command = [sys.executable, str(script), str(tmp_path / "run"), "--freq", "2"]
     environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split("\n")[-2] == "[(0, 2), (1, 2)]"  # rank and --freq of each
     run = ds.open_run(tmp_path / "run")

@@ -16,6 +16,7 @@ from distsummary.errors import MissingExtraError
 from distsummary.mindspore import supported
 from tests.docs.documents import ROOT, blocks
 from tests.mindspore.trainings import Mlp, features, model_of, values_of
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.interop
 
@@ -25,7 +26,9 @@ def test_the_sample_of_the_page_runs_as_it_stands(tmp_path):
     (tmp_path / "sample.py").write_text(sample.code)
     command = [sys.executable, "sample.py"]
     environment = os.environ | {"GLOG_v": "2"}  # MindSpore's log: warnings, too
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=200)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stdout + done.stderr
     found = {key: [step for step, _ in values] for key, values in values_of(tmp_path / "runs/one").items()}

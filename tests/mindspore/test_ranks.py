@@ -14,6 +14,7 @@ import distsummary as ds
 from distsummary.aggregate.process import MERGE_WAIT_S
 from distsummary.cli.adopt import adopt
 from tests.mindspore.trainings import lineage_of, values_of
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -41,7 +42,7 @@ def launched(tmp_path_factory):
     script = [Path(__file__).with_name("msrun_rank.py"), place]
     command = [here / "msrun", *workers, f"--log_dir={place / 'logs'}", "--join=True", *script]
     done = subprocess.run(
-        [*map(str, command)], cwd=place, env=environment, capture_output=True, text=True, timeout=250
+        [*map(str, command)], cwd=place, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
     )
     logs = [(place / "logs" / f"worker_{rank}.log").read_text() for rank in range(RANKS)]
     assert done.returncode == 0, done.stdout + done.stderr + "\n".join(logs)
@@ -72,7 +73,7 @@ def test_the_steps_have_phases_of_data_and_the_rest(launched):
 
 def test_why_names_the_rank_that_computes_more(launched):
     command = [sys.executable, "-m", "distsummary", "why", str(launched[0]), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     found = json.loads(done.stdout)["verdicts"]
     slow = [(one["rank"], one["cause"]) for one in found if one["cause"] != "overhead"]
     assert slow == [(1, "unknown")], found  # outside of the phases that it knows
