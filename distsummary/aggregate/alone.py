@@ -62,10 +62,9 @@ class LoneRank:
         self._judging = Judging(Meshes({0: run_dir.base}), self._alerts.report)
         self._sieves: dict[tuple[str, ...], _Sieve] = {}
         self._tags = TagNumbers()
-        self._rows: deque[tuple[Ints, Ints, Floats]] = deque(maxlen=MOST_ENTRIES)  # tags, steps, values (N,)
-        self._times: deque[tuple[Ints, Floats]] = deque(
-            maxlen=MOST_ENTRIES
-        )  # steps (N,), and (2, N) of TIMES
+        # Tags, steps and values (N,) of the rows; steps (N,) and TIMES (2, N).
+        self._rows: deque[tuple[Ints, Ints, Floats]] = deque(maxlen=MOST_ENTRIES)
+        self._times: deque[tuple[Ints, Floats]] = deque(maxlen=MOST_ENTRIES)
         self._attempt = -1
         self._state: AttemptState | None = None
         self._warned: set[str] = set()

@@ -247,6 +247,12 @@ class _Reduced:
                 parameters = first_of_each(np.flatnonzero(best == of_rows[self._row_of]), self._row_of)
                 extremes[name].put(place, of_rows, steps[lines[parameters]], parameters)
 
+    def _used(self, parameters: Sequence[Array]) -> tuple[Array, list[str]]:
+        """The parameters among these, each once in ascending order, and their names."""
+        used = np.unique(np.concatenate([np.zeros(0, np.int64), *(one.reshape(-1) for one in parameters)]))
+        used = used[used >= 0]
+        return used, [without_middle(self._names[place], _NAME) for place in used]
+
     def maps(self, first_steps: Array) -> dict[str, Any]:
         """`maps`, `names` and `first_name`, as `norms` returns them."""
         measured = [name for name in QUANTITIES if not np.isnan(self._lowest[name].values).all()]
@@ -262,14 +268,11 @@ class _Reduced:
                 "highest": (values, steps, parameters),
             }
         of_ends = [one[2] for both in ends.values() for one in both.values()]
+        used, names = self._used([*of_ends, *(self._highest[name].parameters for name in measured)])
         # If the names of all cells are too long together, only those of the rows' extremes are kept.
-        of_cells = [*of_ends, *(self._highest[name].parameters for name in measured)]
-        for has_names, named in ((True, of_cells), (False, of_ends)):  # noqa: B007
-            used = np.unique(np.concatenate([np.zeros(0, np.int64), *(one.reshape(-1) for one in named)]))
-            used = used[used >= 0]
-            names = [without_middle(self._names[place], _NAME) for place in used]
-            if sum(map(len, names)) <= _NAMES:
-                break
+        has_names = sum(map(len, names)) <= _NAMES
+        if not has_names:
+            used, names = self._used(of_ends)
         first_name = np.searchsorted(used, self._starts)
         return {
             "names": names,
