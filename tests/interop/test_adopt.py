@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.interop.test_mindinsight import check
 from tests.interop.views import differences, own_view, python_view, server_view
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 GOLDEN = ROOT / "tests" / "golden" / "ms" / "mlp_train_eval" / "summary"
 

@@ -29,7 +29,7 @@ from tests.interop.test_mindinsight import Verdict, check
 from tests.interop.views import differences, own_view, python_view, server_view
 from tests.unit.format import samples
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 SHARD_SIZE = 20_000
 STEPS = range(1, 6)

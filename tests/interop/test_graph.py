@@ -19,7 +19,7 @@ import distsummary as ds
 from tests.interop.conftest import Demo
 from tests.interop.test_mindinsight import Verdict, check
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 LAYER = ["self_attn", "dropout1", "norm1", "linear1", "dropout", "linear2", "dropout2", "norm2"]
 WAYS = {"tree": "modules", "ops": "ops", "export": "export"}

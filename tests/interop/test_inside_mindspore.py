@@ -9,7 +9,7 @@ from tests.interop.conftest import run_mindspore
 from tests.interop.test_mindinsight import Verdict, check
 from tests.interop.views import differences, own_view, python_view, server_view
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.interop.test_mindinsight import Verdict, check
 from tests.unit.landscapes.test_generator import recorded_run
 from tests.unit.landscapes.test_grid import make_grid, random_grid
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 from tests.interop.conftest import RANKS, Demo
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 GOLDEN = ROOT / "tests" / "golden" / "ms"
 

@@ -23,7 +23,7 @@ from tests.interop.conftest import Recorded
 from tests.interop.views import View, differences, own_view, python_view, server_view
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 
 def distsummary(*arguments: object) -> str:

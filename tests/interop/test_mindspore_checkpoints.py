@@ -9,7 +9,7 @@ import torch
 import distsummary as ds
 from tests.interop.conftest import run_mindspore
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 KEY = b"0123456789ABCDEF"
 

@@ -17,7 +17,7 @@ from distsummary.landscapes.output.write import landscape_record
 from tests.interop.conftest import run_mindspore
 from tests.unit.landscapes.golden_mlp import cross_entropy, legacy_directions
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 PATHS = ["landscape_[1, 5]", "landscape_[4, 6]"]
 RANDOM = "landscape_[6]"

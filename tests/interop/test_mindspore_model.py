@@ -13,7 +13,7 @@ import distsummary as ds
 from distsummary.model import metrics
 from tests.interop.conftest import run_mindspore
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 OF_KIND = {  # kind -> the arguments of its metrics, and the names of its inputs
     "classification": ((), ("predicted", "labels")),

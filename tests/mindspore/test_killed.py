@@ -17,7 +17,7 @@ import pytest
 
 from distsummary.events.reader import read_directory
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 KILLS = 3
 

@@ -14,7 +14,6 @@ from tests.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
 

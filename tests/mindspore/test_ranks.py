@@ -16,7 +16,7 @@ from distsummary.cli.adopt import adopt
 from tests.mindspore.trainings import lineage_of, values_of
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.interop
 
 RANKS, STEPS = 2, 120
 
