@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ERROR = "error"  # data are lost or hidden
-WARNING = "warning"  # a viewer shows less
+WARNING = "warning"  # a reader shows less
 NOTE = "note"  # nothing to do
 REPAIR = "distsummary fsck --repair repairs it"
 
@@ -20,9 +20,8 @@ class Kind(NamedTuple):
 
 KINDS = {
     # the bytes of a file
-    "damaged": Kind(ERROR, "readers skip it in mode 'skip'; restore the file from a copy if there is one"),
+    "damaged": Kind(ERROR, "readers skip it; restore the file from a copy if there is one"),
     "torn": Kind(ERROR, REPAIR, True),
-    "zero_frame": Kind(ERROR, "convert the files: distsummary convert leaves it out"),
     "unreadable": Kind(ERROR, "fix its permissions"),
     "empty": Kind(WARNING, "remove the file: nothing was written to it"),
     "live": Kind(NOTE, "check again when its writer has ended"),
@@ -30,20 +29,6 @@ KINDS = {
         NOTE,
         "the next writer of the directory removes it; or remove it when no process uses the directory",
     ),
-    # files that do not fit together
-    "overlap": Kind(ERROR, "move the files of each writer to a directory of its own"),
-    "step_back": Kind(WARNING, "a restarted run should use a new attempt, or a directory of its own"),
-    "duplicate": Kind(WARNING, "distsummary reads each event once; viewers show it twice or not at all"),
-    "mixed_runs": Kind(WARNING, "move the files of each run to a directory of its own"),
-    # the loss grids of landscapes
-    "grid_damaged": Kind(ERROR, "draw the landscape again, or remove the file"),
-    # indexes, which are made from event files: nothing is lost with one
-    "index": Kind(NOTE, "whoever reads the run next makes it again; or remove it"),
-    "index_false": Kind(ERROR, REPAIR, True),
-    # journals: the losses evaluated so far, from which an unfinished landscape resumes
-    "journal_torn": Kind(WARNING, REPAIR, True),
-    "journal_damaged": Kind(WARNING, "resume the landscape: the lost points are evaluated again"),
-    "journal_foreign": Kind(ERROR, "remove it, or restart its landscape with resume=False"),
     # the manifests: run.json, and manifest.json of each rank
     "manifest_damaged": Kind(ERROR, REPAIR, True),
     "manifest_missing": Kind(WARNING, REPAIR, True),

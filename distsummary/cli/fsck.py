@@ -1,29 +1,20 @@
-"""Checks a run on disk: finds what is damaged or does not fit together, and repairs some of it."""
+"""Checks a run on disk, its bytes, torn tails and manifests, and repairs some of it."""
 
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distsummary.base.json_door import parse_json
 from distsummary.base.publish import TEMPORARY, is_in_use
 from distsummary.base.terminal import doing
 from distsummary.cli.findings import Finding, finding
-from distsummary.cli.fsck_files import DirectoryFacts, check_files, check_journals
-from distsummary.cli.fsck_manifest import check_manifest, repair_manifest, set_aside
-from distsummary.errors import (
-    DamagedFileError,
-    MissingFileError,
-    NotADirectoryPathError,
-    RunDirError,
-)
+from distsummary.cli.fsck_files import DirectoryFacts, check_files
+from distsummary.cli.fsck_manifest import check_manifest, repair_manifest
+from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
 from distsummary.events.files import Files
-from distsummary.events.index import check_index, compare_index, is_index
-from distsummary.events.segment import cut_torn_tail, cut_torn_tails
+from distsummary.events.segment import cut_torn_tail
 from distsummary.events.segments import all_event_files
 from distsummary.format.json_values import plain
-from distsummary.format.npz import read_npz
 from distsummary.landscapes.run.journal import journals
 from distsummary.rundir.rank_manifest import read_ranks
 from distsummary.rundir.run_dir import MANIFEST, RunDir
@@ -60,10 +51,9 @@ class FsckReport:
 
 @dataclass(slots=True)
 class _Tree:
-    """What was found in and below the checked path; `facts` describes each directory that has event files."""
+    """What was found in and below the checked path; `facts` describes each directory that has such files."""
 
     facts: dict[Path, DirectoryFacts] = field(default_factory=dict)
-    journals: list[Path] = field(default_factory=list)
     runs: list[RunDir] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -76,10 +66,11 @@ class _Tree:
 def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | None = None) -> FsckReport:
     """Check a run dir, a rank's directory or the parent of runs; symbolic links are not followed.
 
-    A repair cuts the torn tail (the incomplete last frame) off event files and journals of landscapes, and
-    keeps it in `torn-<n>.bin`. It rebuilds run.json and the manifest.json of the ranks from each other and
-    from the event files, and keeps the old ones next to them. It deletes nothing, and does not touch files
-    that a live writer uses.
+    Every byte of event files and of journals of landscapes is checked, and the manifests are compared with
+    the event files. A repair cuts the torn tail (the incomplete last frame) off event files and journals,
+    and keeps it in `torn-<n>.bin`. It rebuilds run.json and the manifest.json of the ranks from each other
+    and from the event files, and keeps the old ones next to them. It deletes nothing, and does not touch
+    files that a live writer uses.
 
     Args:
         path: the directory.
@@ -96,11 +87,8 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
     if repair:
         system = files or Files()
         repairable = [one for one in before if one.repairable]
-        _cut({one.file.parent for one in repairable if one.kind == "torn"}, cut_torn_tails, system)
-        _cut({one.file for one in repairable if one.kind == "journal_torn"}, cut_torn_tail, system)
-        for one in repairable:
-            if one.kind == "index_false":
-                set_aside(one.file, keep=False)
+        for torn in sorted({one.file for one in repairable if one.kind == "torn"}):
+            _cut(torn, system)
         # The manifests come last: they are rebuilt from the event files.
         damaged = {one.file for one in before if one.kind.startswith("manifest_")}
         for run in tree.runs:
@@ -111,8 +99,8 @@ def fsck(path: str | os.PathLike[str], *, repair: bool = False, files: Files | N
     left = {(one.file, one.kind) for one in tree.findings}
     return FsckReport(
         path=base,
-        directories=len({*tree.facts, *(path.parent for path in tree.journals)}),
-        files=sum(facts.files for facts in tree.facts.values()) + len(tree.journals),
+        directories=len(tree.facts),
+        files=sum(facts.files for facts in tree.facts.values()),
         events=sum(facts.events for facts in tree.facts.values()),
         findings=tuple(tree.findings),
         repaired=tuple(one for one in before if one.repairable and (one.file, one.kind) not in left),
@@ -148,18 +136,16 @@ def _check(base: Path) -> _Tree:
         ):
             tree.runs.append(run)
         doing("checking directory", count)
-        event_files = [p for p in all_event_files(directory) if p.is_file() and not p.is_symlink()]
-        facts, of_files = check_files(event_files)
-        found_journals = journals(directory)
-        tree.journals += found_journals
+        files = [p for p in all_event_files(directory) if p.is_file() and not p.is_symlink()]
+        files += journals(directory)
+        facts, of_files = check_files(files)
         for path in sorted(directory.glob(f"{TEMPORARY}*")):
             text = f"a temporary file or directory: {_OWNERS[is_in_use(path)]}"
             tree.findings.append(finding(path, "temporary", text))
-        tree.findings += [*of_files, *check_journals(found_journals)]
-        tree.findings += [*_indexes(directory), *_grids(directory)]
-        if event_files:
+        tree.findings += of_files
+        if files:
             tree.facts[directory] = facts
-    if not (tree.facts or tree.journals or tree.runs or tree.findings):
+    if not (tree.facts or tree.runs or tree.findings):
         raise MissingFileError(f"there is no event file in {base}; name a run dir or a rank's directory")
     # Only when all directories are read: a manifest is compared with the event files of its whole run.
     for run in tree.runs:
@@ -167,36 +153,10 @@ def _check(base: Path) -> _Tree:
     return tree
 
 
-def _indexes(directory: Path) -> Iterator[Finding]:
-    """Yield the indexes that are of no use."""
-    for path in sorted(path for path in directory.iterdir() if is_index(path) and path.is_file()):
-        if reason := check_index(path):
-            yield finding(path, "index", reason)
-        elif reason := compare_index(path):
-            yield finding(path, "index_false", reason)
-
-
-def _grids(directory: Path) -> Iterator[Finding]:
-    """Yield the loss grids of a run that cannot be read; `LossGrid.load` looks at more of their fields."""
-    paths = sorted(directory.glob("*.npz")) if directory == RunDir(directory.parent).landscape_dir else ()
-    for path in paths:
-        try:
-            arrays = read_npz(path.read_bytes())
-            parse_json(str(arrays["meta"]), dict[str, Any], name="its meta", is_finite=False)
-            expected = (arrays["y"].size, arrays["x"].size)
-            if arrays["z"].shape != expected or arrays["z"].dtype.kind not in "iuf":
-                raise DamagedFileError(
-                    f"z is {arrays['z'].dtype} of {arrays['z'].shape} instead of {expected}"
-                )
-        except (DamagedFileError, KeyError, OSError) as error:
-            yield finding(path, "grid_damaged", str(error))
-
-
-def _cut(places: set[Path], cut: Callable[[Path, Files], object], files: Files) -> None:
-    for place in sorted(places):
-        try:
-            cut(place, files)
-        except OSError as error:
-            raise RunDirError(
-                f"torn tails in {place} cannot be cut: {error.strerror}; fix its permissions"
-            ) from error
+def _cut(path: Path, files: Files) -> None:
+    try:
+        cut_torn_tail(path, files)
+    except OSError as error:
+        raise RunDirError(
+            f"the torn tail of {path} cannot be cut: {error.strerror}; fix its permissions"
+        ) from error

@@ -564,7 +564,7 @@ def serve(options: argparse.Namespace) -> None:
     example="fsck runs/digits",
 )
 def fsck(options: argparse.Namespace) -> Answer:
-    """Report every file that is damaged or would break a viewer; exits with 0 if there is none."""
+    """Report damaged event files and manifests; exits with 0 if there are none."""
     from distsummary.cli.fsck import fsck
 
     report = fsck(options.directory, repair=options.repair)

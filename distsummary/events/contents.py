@@ -178,32 +178,6 @@ def joined(parts: Sequence[FileContents]) -> FileContents:
     )
 
 
-def difference(part: FileContents, scanned: FileContents) -> str:
-    """What a part says other than a scan of the same file, which may have grown since; empty: nothing."""
-    size = part.size
-    if size > scanned.size:
-        return f"it has {size} events, its file {scanned.size}"
-
-    def are_equal(found: Column, other: Array) -> bool:
-        array = found.load()
-        return array.shape == other.shape and np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
-
-    for name, column in scanned.events.items():
-        if size and not are_equal(part.events[name], column.load()[:size]):
-            return f"it has another {name} of some event than its file"
-    if part.owners != scanned.owners[: len(part.owners)] or part.shards != scanned.shards[: len(part.shards)]:
-        return "it has other attempts or shards than its file"
-    # The scan may hold more: only the values of the first `size` events must be the same.
-    of_scan: dict[Any, Sequence[Column]] = {**scanned.scalars, **scanned.others}
-    of_part: dict[Any, Sequence[Column]] = {**part.scalars, **part.others}
-    for key, columns in of_scan.items():
-        count = int(np.searchsorted(columns[0].load(), size))
-        mine = of_part.pop(key, None)
-        if count if mine is None else not all(map(are_equal, mine, (c.load()[:count] for c in columns))):
-            return f"it has other values of {key!r} than its file"
-    return f"it has values of {next(iter(of_part))!r}, its file has none" if of_part else ""
-
-
 def column_of(array: Array) -> Column:
     """The array as a column; whole numbers in equal distances take no memory."""
     if array.dtype.kind == "i" and array.size:

@@ -36,7 +36,6 @@ from distsummary.events.contents import (
     Places,
     Progression,
     Series,
-    difference,
     scan,
 )
 from distsummary.events.reader import Damage
@@ -201,30 +200,6 @@ def continued(part: FileContents, error: DamagedIndexError, segment: Path) -> Fi
         },
         others={key: Places(*map(moved, places, newer.others[key])) for key, places in part.others.items()},
     )
-
-
-def check_index(path: Path) -> str:
-    """Why an index file is of no use; empty if it is intact, whether its event file has changed or not."""
-    try:
-        header, at = _header(path)
-        if header["version"] != VERSION:
-            return f"it is of version {header['version']!r}, this version of distsummary reads {VERSION}"
-        segment = path.parent / header["file"]
-        part = _part(path, segment, header, at)
-        for column in _columns(part):
-            column.load()
-        return "" if segment.exists() else f"its event file {segment.name} is gone"
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    except DamagedIndexError as error:
-        return f"it is damaged ({error})"
-
-
-def compare_index(path: Path) -> str:
-    """What an intact index says other than its event file; empty if nothing, or if no reader uses it."""
-    segment = path.parent / _header(path)[0]["file"]
-    part = read_index(segment) if index_path(segment) == path else None
-    return "" if part is None else difference(part, scan(segment))
 
 
 def write_index(segment: Path, part: FileContents) -> bool:

@@ -21,6 +21,7 @@ from tests.interop.views import (
     python_view,
     server_view,
 )
+from tests.viewer_rules import lost_points
 
 pytestmark = pytest.mark.interop
 
@@ -99,7 +100,7 @@ def test_a_later_evaluation_erases_no_other_step(nasty_tmp_path: Path) -> None:
     key = (".", "eval/accuracy")
     assert python_view(nasty_tmp_path).scalars[key] == [(3, 0.25), (6, 0.5), (6, 0.75)]
     assert server_view(nasty_tmp_path).scalars[key] == [(3, 0.25), (6, 0.75)]
-    assert fsck(nasty_tmp_path).findings == ()
+    assert (fsck(nasty_tmp_path).findings, lost_points(nasty_tmp_path)) == ((), [])
 
 
 # --- the views themselves, on files that TensorBoard's own writer wrote

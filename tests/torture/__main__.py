@@ -5,7 +5,7 @@ L1    a writing process is killed with SIGKILL at random times and restarted
 actors  L1 under Ray: a process sends to a collector's actor; both are killed or stopped (not part of `all`)
 L2    four ranks train under Ray and torchrun; collectors, trainers, aggregator, driver and raylet are killed
       or stopped, the disk is full, and the run ends in one of many ways (not part of `all`)
-fuzz  mutated event files, sidecars, indexes, .npz and checkpoints for the readers and for fsck
+fuzz  mutated event files, sidecars, indexes, .npz and checkpoints for the readers
 guard exceptions are raised in distsummary while it records trainings of many kinds (not part of `all`)
 peers the judge of L1 on other writers (not part of `all`)
 

@@ -311,8 +311,6 @@ def _exhaust(directory: Path) -> None:
 def _index_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
     yield "open_run", partial(_exhaust, directory)
     yield "show", _verb("show", str(directory))
-    yield "fsck", _verb("fsck", str(directory))
-    yield "fsck --repair", _verb("fsck", str(directory), "--repair")
 
 
 def _npz_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
@@ -331,7 +329,6 @@ def _npz_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
 
     yield "load", load
     yield "page", drawn
-    yield "fsck", _verb("fsck", str(directory))
 
 
 def _checkpoint_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:

@@ -23,6 +23,7 @@ from distsummary.format.lineage import custom_values
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import LAUNCH_ID
 from tests.unit.collect.doubles import Model
+from tests.viewer_rules import lost_points
 
 
 @pytest.fixture(autouse=True)
@@ -276,7 +277,7 @@ def test_an_evaluation_after_the_training_stands_at_its_last_step_and_takes_no_a
     assert lineage.evaluation is not None
     assert lineage.evaluation.metric == '{"accuracy": 0.5}'
     assert list(read_directory(nasty_tmp_path, "tensorboard"))[-1].step == 3
-    assert fsck(nasty_tmp_path).findings == ()
+    assert (fsck(nasty_tmp_path).findings, lost_points(nasty_tmp_path)) == ((), [])
 
 
 @pytest.mark.parametrize("evaluating", [1, 2])

@@ -22,6 +22,7 @@ from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.records import DIALECTS, MINDSPORE, SYNCED, TENSORBOARD, WRITTEN, Batch, Event, Value
 from tests.disks import room_for
 from tests.patience import PATIENCE_S
+from tests.viewer_rules import lost_points
 
 RUN_ID = "00000000000000ab"
 
@@ -104,6 +105,7 @@ def test_files_rotate_before_they_exceed_rotate_bytes_and_the_dialects_share_the
     stamps = [[stamp_of(path.name) for path in segments(tmp_path, dialect)] for dialect in DIALECTS]
     assert stamps[0] == stamps[1] == sorted(set(stamps[0]))
     assert seqs(tmp_path) == seqs(tmp_path, TENSORBOARD) == list(range(1, 101))
+    assert lost_points(tmp_path) == []
 
 
 def test_a_batch_that_is_longer_than_files_may_grow_is_spread_over_several(tmp_path):
@@ -279,6 +281,7 @@ def test_what_a_failed_sync_may_have_lost_is_written_again_and_nothing_twice(tmp
     rank_writer.close()
     for dialect in DIALECTS:
         assert seqs(tmp_path, dialect) == list(range(1, durable + 7))
+    assert lost_points(tmp_path) == []
     assert not any(path.stat().st_size == 0 for path in tmp_path.iterdir())
 
 

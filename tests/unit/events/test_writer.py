@@ -17,6 +17,7 @@ from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
 from tests.disks import FullDisk
+from tests.viewer_rules import lost_points
 
 RUN_ID = "00000000000000ab"
 
@@ -99,6 +100,7 @@ def test_a_restarted_writer_continues_behind_what_each_file_holds(tmp_path):
         assert len(segments(tmp_path, dialect)) == 2
         frames = [f for path in segments(tmp_path, dialect) for f in read_frames(path)]
         assert len(frames) == 2 + 5  # nothing is hidden by the reader's own de-duplication
+    assert lost_points(tmp_path) == []
 
 
 @pytest.mark.parametrize("taken", [0, 1, 17, 60])
@@ -124,6 +126,7 @@ def test_a_crash_at_any_write_costs_nothing_that_was_acknowledged_and_doubles_no
         assert all(f.damage is None for f in payloads)
         assert [seq for _, seq, _, _ in recorded(tmp_path, dialect)] == list(range(1, 9))
         assert len(payloads) == 8 + len(segments(tmp_path, dialect)) - empty_segments(tmp_path, dialect)
+    assert lost_points(tmp_path) == []
 
 
 def empty_segments(path, dialect) -> int:

@@ -16,7 +16,6 @@ import xarray
 
 import distsummary as ds
 from distsummary import LossGrid
-from distsummary.cli.fsck import fsck
 from distsummary.errors import (
     DamagedFileError,
     InvalidValueError,
@@ -219,9 +218,6 @@ def test_an_archive_that_is_no_grid_is_refused_before_it_is_inflated(
     tracemalloc.stop()
     assert peak < 8 << 20
     (tmp_path / "run.json").write_text(json.dumps({"format": 2, "run_id": "", "attempts": []}))
-    kinds = [one.kind for one in fsck(tmp_path).findings]
-    if name != "path" and not member.endswith(_npy('{"format": 1, "numbers": 1e999}')[-40:]):
-        assert kinds == ["grid_damaged"]  # of these two the landscapes' own reader alone knows the types
     run = ds.open_run(tmp_path)
     assert (run.landscapes, len(run.problems)) == ({}, 1)
 
