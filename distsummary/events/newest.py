@@ -1,6 +1,6 @@
 """What is new in a directory, read from few places of its event files without reading the rest."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from distsummary.events.reader import Damage, ReadEvent, read_file
@@ -79,34 +79,3 @@ def _tail(file: Path, size: int) -> list[ReadEvent]:
     # The tail may begin inside of an event, which is no damage to report.
     skipped: list[Damage] = []
     return list(read_file(file, "tail", start=max(0, file.stat().st_size - size), skipped=skipped))
-
-
-def step_since(directory: Path, holds: Callable[[ReadEvent], bool | None]) -> int | None:
-    """About the step from which on `holds` is True of the newest event file; None if it has no such event.
-
-    The file is halved again and again, as if `holds` changed once, from False to True.
-
-    Args:
-        holds: what is asked of an event; None if the event says nothing about it.
-
-    Raises DamagedFileError, OSError.
-    """
-
-    def first(start: int, wanted: tuple[bool, ...]) -> tuple[int, bool] | None:
-        # `start` may lie inside of an event, which is no damage to report.
-        skipped: list[Damage] = []
-        events = (
-            (event.step, holds(event)) for event in read_file(file, "tail", start=start, skipped=skipped)
-        )
-        return next(((step, answer) for step, answer in events if answer in wanted), None)
-
-    for dialect in DIALECTS:
-        for file in segments(directory, dialect)[-1:]:
-            low, high = 0, file.stat().st_size
-            while high - low > TAIL_BYTES:
-                middle = (low + high) // 2
-                found = first(middle, (True, False))
-                low, high = (middle, high) if found and not found[1] else (low, middle)
-            found = first(low, (True,))
-            return found and found[0]
-    return None

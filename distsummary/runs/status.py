@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import is_finding, open_findings, read_alerts, worst_level
@@ -16,9 +16,6 @@ from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.states import AttemptState, RankState, RunState, read_run
 from distsummary.rundir.timeouts import BEHIND_S
 
-if TYPE_CHECKING:
-    from distsummary.events.reader import ReadEvent
-
 GOOD = ("running", "finished")  # states of a run and of its ranks
 EACH_RANK = 32  # up to so many ranks have a line each
 BEHIND_STEPS = 10  # instead, where no rank reports its pace
@@ -26,13 +23,10 @@ NEWEST = 5  # merged steps that say on how many ranks the merged run stands now
 
 
 class Merged(NamedTuple):
-    """The merged run: its newest step, on how many ranks its newest steps stand (None: they do not say), and
-    about the step since which they stand on fewer ranks than run (None: they do not).
-    """
+    """The merged run: its newest step, and how many ranks its newest steps have (None: they do not say)."""
 
     step: int
     ranks: int | None = None
-    short_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,13 +204,8 @@ def _unmerged(run_dir: RunDir, attempt: AttemptState, recorded: Mapping[int, int
 def _merged(base: Path, newest: AttemptState) -> Merged | None:
     """What the ends of the merged files say; None without any."""
     # Imported here, as both load NumPy.
-    from distsummary.events.newest import newest_events, step_since
+    from distsummary.events.newest import newest_events
     from distsummary.format.records import ALERT_TAGS, RANKS_TAG
-
-    def ranks_of(event: "ReadEvent") -> int | None:
-        """On how many ranks an event of the attempt stands; None if it does not say."""
-        reported = [value.data for value in event.values if value.tag == RANKS_TAG]
-        return int(reported[0]) if reported and event.attempt == newest.attempt else None
 
     try:
         # An alert may be shown at a step that no rank has ended.
@@ -228,15 +217,15 @@ def _merged(base: Path, newest: AttemptState) -> Merged | None:
         if not events:
             return None
         step = max(event.step for event in events)
-        reported = [ranks for event in events if (ranks := ranks_of(event)) is not None]
+        reported = [
+            int(value.data)
+            for event in events
+            if event.attempt == newest.attempt
+            for value in event.values
+            if value.tag == RANKS_TAG
+        ]
         # The newest steps may still be without ranks that are a little late: the best of them counts.
-        ranks = max(reported[-NEWEST:], default=None)
-        run = sum(rank.state == "running" for rank in newest.ranks)
-        if ranks is None or ranks >= run:
-            return Merged(step, ranks)
-        return Merged(
-            step, ranks, step_since(base, lambda event: None if (n := ranks_of(event)) is None else n < run)
-        )
+        return Merged(step, max(reported[-NEWEST:], default=None))
     except (DistSummaryError, OSError):
         # `distsummary fsck` names what cannot be read.
         return None

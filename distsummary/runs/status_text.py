@@ -1,4 +1,4 @@
-"""What is said of a run's states: a text of one screen, the same as JSON, what they mean and what to do."""
+"""What is said of a run's states: a text of one screen, the same as JSON, what they mean and what is next."""
 
 import re
 import shlex
@@ -26,7 +26,6 @@ from distsummary.base.terminal import duration
 from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, weight
 from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
 from distsummary.rundir import states
-from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import GONE, REBUILT, SILENT, AttemptState, RankState
 from distsummary.runs.status import EACH_RANK, GOOD, Status, newest_step, ranks_behind
 
@@ -117,79 +116,40 @@ def as_json(status: Status) -> dict[str, Any]:
 
 
 def hints(status: Status) -> list[str]:
-    """What the states mean, what to do, and the next command; sentences, one in each line."""
+    """How the run is, why, and the next command; a sentence in each line."""
     run, newest = status.run, status.run.newest
-    path = shlex.quote(printable(str(run.path)))
     if newest is None:
         return ["No rank has registered: the job has not reached its first step."]
-    # First how the run is, and why.
-    bad = [rank for rank in newest.ranks if rank.state not in GOOD]
-    living = [rank for rank in newest.ranks if rank.state == "running"]
-    lost = [rank for rank in bad if rank.state == "lost"]
+    path = shlex.quote(printable(str(run.path)))
     found = findings_of(status, "more " if status.stuck else "")
-    verdict = _verdict(status, newest, bad, living, found)
-    said = [f"{verdict}, with {found}." if found else f"{verdict}.", *causes(status)]
-    # What a dead run was stuck in may be the reason for its end, so it comes before the advice.
-    was_stuck = not living and any(verdict.cause == HANG for verdict in status.stuck)
-    if was_stuck:
-        said += _stuck(status)
-    if lost and newest.failure is None and was_stuck:
-        said.append(
-            "What ended the ranks then was not reported: perhaps a person or a time limit; "
-            "the job's log may say."
-        )
-    elif lost and newest.failure is None:
-        said.append(
-            "No reason was reported: look at the job's log and at the kernel's (dmesg: out of memory?)."
-        )
+    said = [f"{_verdict(status, newest)}{found and f', with {found}'}.", *causes(status)]
     if newest.missing:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
-    if not was_stuck:
-        said += _stuck(status) or _standing_still(newest, living) or slow_ranks(status)
-    # Then where to read on, and what the merged run is missing.
+    said += _stuck(status) or slow_ranks(status)
     if status.findings or status.earlier:
         earlier = f"{numbered(status.earlier, 'finding')} of earlier attempts" if status.earlier else ""
         what = " and ".join(filter(None, ("evidence" if status.findings else "", earlier)))
         said.append(f"{what}: distsummary why {path}")
-    said += _merged_short(status, living)
-    if dropped := {rank.rank: count for rank in newest.ranks if (count := rank.dropped)}:
-        values = numbered(sum(dropped.values()), "value")
-        said.append(f"{named(dropped)} dropped {values}; the log names each reason once.")
-    if not living and _ends_early(status, newest):
-        step = newest_step(newest)
-        at = f"ends at step {status.merged_step:,}" if status.merged_step is not None else "is missing"
-        said.append(f"The merged run {at}, the ranks came to {step:,}: distsummary merge {path}")
-    elif status.unmerged:
-        first = min(status.unmerged.values())
-        said.append(
-            f"The merged run is missing steps of {named(status.unmerged, 'rank')} from {first + 1:,} on: "
-            f"distsummary merge {path}"
-        )
-    directory = RunDir(run.path).ckpt_dir
-    has_checkpoints = directory.is_dir() and any(directory.iterdir())
-    which = "its newest checkpoint" if has_checkpoints else "a checkpoint of your own"
-    again = f"resume {which} by resume= or initial_step= (attempt {newest.attempt + 1})"
-    none = "" if has_checkpoints else "; the run dir has none"
-    if living and bad:
-        bad_names = named([rank.rank for rank in bad], "rank")
-        said.append(f"To have {bad_names} again, end the job and {again}{none}.")
-    # Last, the one next step that such a run needs most.
-    if living and status.stuck:
-        said.append(
-            "next: look at what is said of the rank, end the job (it does not end by itself) and start it "
-            "again; stuck.json in the directory of each rank has its stack"
-        )
-    elif living:
-        said.append(f"next: distsummary watch {path}")
-    elif newest.state in ("lost", "failed", "interrupted"):
-        there = f"; its ckpt_dir holds parameters: {path}/ckpt_dir" if has_checkpoints else none
-        mend = "" if newest.state == "interrupted" else "mend the cause, then "
-        said.append(f"next: {mend}{again}{there}")
-    elif any(rank.reason != REBUILT for rank in bad):
-        said.append(f"next: distsummary fsck {path}")
-    else:
-        said.append(f"next: tensorboard --logdir {path}")
-    return said
+    if states.is_over(newest) and _is_unmerged(status, newest):
+        said.append(f"Steps of the ranks are missing in the merged run: distsummary merge {path}")
+    return [*said, f"next: {_next(status, newest, path)}"]
+
+
+def _next(status: Status, newest: AttemptState, path: str) -> str:
+    """The one step that such a run needs most."""
+    if not states.is_over(newest):
+        if status.stuck:
+            return (
+                "end the job (it does not end by itself) and start it again; stuck.json in the directory "
+                "of each rank has its stack"
+            )
+        return f"distsummary watch {path}"
+    if newest.state in ("lost", "failed", "interrupted"):
+        mend = "" if newest.state == "interrupted" else "mend the cause (see the job's log), then "
+        return f"{mend}resume a checkpoint by resume= or initial_step= (attempt {newest.attempt + 1})"
+    if any(rank.state not in GOOD and rank.reason != REBUILT for rank in newest.ranks):
+        return f"distsummary fsck {path}"
+    return f"tensorboard --logdir {path}"
 
 
 def _attempt_as_json(attempt: AttemptState, status: Status) -> dict[str, Any]:
@@ -222,54 +182,51 @@ def _other_line(attempt: AttemptState, newest: AttemptState) -> str:
     return f"before: attempt {attempt.attempt}, {attempt.state}, {ranks}{came}{why}"
 
 
-def _verdict(
-    status: Status, newest: AttemptState, bad: Sequence[RankState], living: Sequence[RankState], found: str
-) -> str:
-    """How the run is, as a sentence without its end; `found`: what is wrong with it, if anything is."""
-    others = numbered(len(living), "rank")
-    runs_or_run = "runs" if len(living) == 1 else "run"
-    bad_names = named([rank.rank for rank in bad], "rank")
-    absent = named(newest.missing, "rank") if newest.missing else ""
-    if living and not bad:
+def _verdict(status: Status, newest: AttemptState) -> str:
+    """How the run is, as a sentence without its end."""
+    bad = [rank.rank for rank in newest.ranks if rank.state not in GOOD]
+    living = [rank for rank in newest.ranks if rank.state == "running"]
+    absent = named(bad or newest.missing, "rank") if bad or newest.missing else ""
+    is_fine = not (absent or status.findings)
+    if living:
         is_all = len(living) == newest.world_size > 1
-        ended = len(newest.ranks) - len(living)
-        finished = f", {ended:,} {'has' if ended == 1 else 'have'} finished" if ended else ""
-        runs = f"{f'all {others} run' if is_all else f'{others} {runs_or_run}'}{finished}"
+        run = "runs" if len(living) == 1 else "run"
+        runs = f"{'all ' if is_all else ''}{numbered(len(living), 'rank')} {run}"
+        if absent:
+            return f"The run continues without {absent}: {runs}"
         if status.stuck:
             return f"The run is stuck {_stuck_at(status)}"
         if slow := status.behind:
             are = "is" if len(slow) == 1 else "are"
             return f"The run continues: {runs}, but {named(slow, 'rank')} {are} behind"
-        if absent:
-            return f"The run continues without {absent}: {runs}"
-        return f"The run {'continues' if found else 'is fine'}: {runs}"
-    if living:
-        return f"The run continues without {bad_names}: {others} {runs_or_run}"
+        return f"The run {'is fine' if is_fine else 'continues'}: {runs}"
     if not newest.ranks:
         return "No rank has registered in this attempt"
-    if not bad:
+    if newest.state == "finished":
+        if bad:
+            return "The run has finished, but events are missing from the files"
         if absent:
             return f"The run has finished without {absent}"
-        if status.unmerged or _ends_early(status, newest):
+        if _is_unmerged(status, newest):
             return "The run has finished, but steps are missing in its merged run"
-        return "The run has finished" if found else "The run is fine: it has finished"
-    if newest.state == "finished":
-        return "The run has finished, but events are missing from the files"
-    if newest.state == "lost" and len(bad) < len(newest.ranks):
-        return f"The run has ended without {bad_names}, which did not finish"
+        return "The run is fine: it has finished" if is_fine else "The run has finished"
+    if newest.state == "lost" and any(rank.state in GOOD for rank in newest.ranks):
+        return f"The run has ended without {absent}, which did not finish"
     verb = {"interrupted": "was interrupted", "failed": "has failed", "lost": "is dead"}
+    end = f"The run {verb.get(newest.state, 'has ended')}"
     if any(verdict.cause == HANG for verdict in status.stuck):
-        return f"The run {verb.get(newest.state, 'has ended')}; it was stuck {_stuck_at(status)}"
+        return f"{end}; it was stuck {_stuck_at(status)}"
     # The step of the rank that failed first: others may have been ahead of it.
     first = None if newest.failure is None else newest.failure.rank
     failed = [rank.step for rank in newest.ranks if rank.state == "failed" and rank.rank == first]
     step = failed[0] if failed else newest_step(newest)
-    return f"The run {verb.get(newest.state, 'has ended')}" + (f" at step {step:,}" if step else "")
+    return f"{end} at step {step:,}" if step else end
 
 
-def _ends_early(status: Status, newest: AttemptState) -> bool:
-    """Whether the merged run is missing, or ends before the newest step of the ranks."""
-    return newest.world_size > 1 and (status.merged_step or 0) < (newest_step(newest) or 0)
+def _is_unmerged(status: Status, newest: AttemptState) -> bool:
+    """Whether the merged run is missing, or ends before the ranks did."""
+    ends_early = newest.world_size > 1 and (status.merged_step or 0) < (newest_step(newest) or 0)
+    return bool(status.unmerged) or ends_early
 
 
 def findings_of(status: Status, more: str = "") -> str:
@@ -385,21 +342,6 @@ def _pace(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def _merged_short(status: Status, living: Sequence[RankState]) -> list[str]:
-    """Whether ranks that run are missing from the newest merged steps."""
-    merged = status.merged
-    if merged is None or merged.ranks is None or merged.ranks >= len(living):
-        return []
-    since = "" if merged.short_since is None else f" since step {merged.short_since:,} or so"
-    late = [rank.rank for rank in living if (rank.step or 0) < merged.step]
-    reports = "reports" if len(late) == 1 else "report"
-    callbacks = f": {named(late, 'rank')} {reports} steps 30 s after the first"
-    return [
-        f"The merged run stands on {merged.ranks:,} of the {len(living):,} ranks that run{since}"
-        f"{callbacks if late else ''}; the merge at the end completes it."
-    ]
-
-
 def _stuck(status: Status) -> list[str]:
     """Which ranks are stuck, and why."""
     is_over = status.run.newest is not None and states.is_over(status.run.newest)
@@ -407,22 +349,6 @@ def _stuck(status: Status) -> list[str]:
     if len(status.stuck) > 3:
         said.append(f"and {numbered(len(status.stuck) - 3, 'more rank')}: distsummary why")
     return said
-
-
-def _standing_still(newest: AttemptState, living: Sequence[RankState]) -> list[str]:
-    """Whether no rank makes steps any more, and at which one to look first."""
-    training = [rank for rank in living if rank.phase == "training" and rank.step]
-    # A rank that does something else, such as saving, may be what the others wait for.
-    if not training or len(training) < len(living) or any(rank.step_s for rank in training):
-        return []
-    least = min(rank.step or 0 for rank in training)
-    slowest = [rank.rank for rank in training if rank.step == least]
-    if len(slowest) == len(training):
-        return [f"No rank has made a step for 30 s; all are at step {least:,}."]
-    return [
-        f"No rank has made a step for 30 s; look at {named(slowest, 'rank')} first: "
-        f"at step {least:,}, the others are further."
-    ]
 
 
 def _table(status: Status, width: int) -> list[str]:

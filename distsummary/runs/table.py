@@ -1,4 +1,4 @@
-"""Table: rows as NumPy columns, for pandas, polars, Arrow, a notebook or a plot."""
+"""Table: rows as NumPy columns, for pandas, polars, Arrow or a notebook."""
 
 import html
 from collections import namedtuple
@@ -18,14 +18,11 @@ if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
-    from matplotlib.figure import Figure
 
 Array: TypeAlias = NDArray[Any]
 
 _SHOWN = 10  # rows at the beginning and at the end of a table in a notebook
 _MAX_TEXT = 80  # characters of a cell there
-MAX_LINES = 16  # ranks with a line each in a plot; of more, their median and the band of all
-_MAX_TAGS = 24  # in one plot
 _GRIDS = 4  # different steps of ranks that are compared with those of the next rank
 
 
@@ -194,19 +191,6 @@ class ScalarTable(Table):
         """The tags, in the order of the table."""
         return tuple(dict.fromkeys(piece.tag for piece in self._pieces))
 
-    def batches(self, rows: int = 1 << 20) -> Iterator["ScalarTable"]:
-        """The table in parts of at most `rows` rows, for programs that cannot hold all columns at once."""
-        ends = np.cumsum([piece.steps.size for piece in self._pieces])
-        for start in range(0, len(self), rows):
-            # The pieces that reach into this batch, from the one with its first row to the one with its last.
-            first, last = np.searchsorted(ends, (start, start + rows - 1), "right")
-            found = []
-            for piece, end in zip(self._pieces[first : last + 1], ends[first : last + 1], strict=True):
-                begin = end - piece.steps.size
-                columns = (column[max(0, start - begin) : start + rows - begin] for column in piece[2:])
-                found.append(Piece(piece.rank, piece.tag, *columns))
-            yield ScalarTable(found)
-
     def curves(self) -> dict[str, tuple[Array, Array]]:
         """Tag -> steps int64 (n,) and values float32 (n,), of a table of one rank or of the merged run.
 
@@ -230,54 +214,6 @@ class ScalarTable(Table):
             raise InvalidValueError(f"tag must be one of {sorted(self.tags)[:20]}, got {tag!r}")
         pieces = [piece for piece in self._pieces if piece.tag == tag]
         return matrix_of((piece.rank, piece.steps, piece.values) for piece in pieces)[:3]
-
-    def plot(self, *, log: bool = False) -> "Figure":
-        """One matplotlib figure with the curves of each tag, which a notebook shows; nothing is smoothed.
-
-        Up to 16 ranks have a line each. Of more, their median is drawn, and the band from the lowest to the
-        highest rank.
-
-        Args:
-            log: the values on a logarithmic axis.
-
-        Raises MissingExtraError without matplotlib; InvalidValueError for more than 24 tags.
-        """
-        require("a plot", "matplotlib")
-        from matplotlib.figure import Figure
-
-        tags = self.tags
-        if len(tags) > _MAX_TAGS:
-            raise InvalidValueError(
-                f"a plot shows at most {_MAX_TAGS} tags, got {len(tags)}; name some: scalars(tag=[...])"
-            )
-        figure = Figure(figsize=(7.0, max(1, len(tags)) * 2.6), layout="constrained")
-        axes = figure.subplots(max(1, len(tags)), 1, squeeze=False)[:, 0]
-        for axis, tag in zip(axes, tags, strict=False):
-            pieces = [piece for piece in self._pieces if piece.tag == tag]
-            ranks = [piece for piece in pieces if piece.rank >= 0]
-            if len(ranks) > MAX_LINES:
-                steps, _, values, _ = matrix_of((one.rank, one.steps, one.values) for one in ranks)
-                # A step without any finite value has no median, and NumPy would warn of it.
-                has_any = np.isfinite(values).any(axis=1)
-                steps, values = steps[has_any], np.where(np.isfinite(values), values, np.nan)[has_any]
-                low, median, high = (f(values, axis=1) for f in (np.nanmin, np.nanmedian, np.nanmax))
-                axis.fill_between(steps, low, high, alpha=0.3, label=f"all {len(ranks)} ranks")
-                axis.plot(steps, median, label="median of the ranks")
-                pieces = [piece for piece in pieces if piece.rank < 0]
-            for piece in pieces:
-                name, width = ("merged", 1.8) if piece.rank < 0 else (f"rank {piece.rank}", 0.9)
-                is_alone = piece.steps.size == 1
-                axis.plot(
-                    piece.steps, piece.values, label=name, linewidth=width, marker="o" if is_alone else None
-                )
-            # Matplotlib takes what stands between dollars for a formula.
-            axis.set_title(tag.replace("$", r"\$"), fontsize=10)
-            axis.set_xlabel("step", fontsize=9)
-            if log:
-                axis.set_yscale("log")
-            if axis.get_legend_handles_labels()[0]:
-                axis.legend(fontsize=7)
-        return figure
 
 
 class Matrix(NamedTuple):

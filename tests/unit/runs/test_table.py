@@ -1,4 +1,4 @@
-"""Tables of runs: columns, data frames, notebooks and plots."""
+"""Tables of runs: columns, data frames and notebooks."""
 
 import numpy as np
 import pytest
@@ -38,10 +38,6 @@ def test_the_libraries_get_the_same_rows(table):
     assert [(row.rank, row.step, row.tag) for row in table] == [
         (0, 1, "loss"), (0, 2, "loss"), (1, 2, "loss"), (1, 3, "loss"), (0, 1, "lr"),
     ]  # fmt: skip
-    for size in (1, 2, 3, 4, 5, 100):
-        batches = list(table.batches(size))
-        assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
-        assert repr([row for batch in batches for row in batch]) == repr(list(table))
 
 
 def test_an_empty_table_has_its_columns():
@@ -52,15 +48,10 @@ def test_an_empty_table_has_its_columns():
     assert "0 rows" in empty._repr_html_()
 
 
-@pytest.mark.parametrize("name", ["pandas", "polars", "pyarrow", "matplotlib"])
+@pytest.mark.parametrize("name", ["pandas", "polars", "pyarrow"])
 def test_a_library_that_is_missing_is_named_with_its_pip_line(table, name, hide_package):
     hide_package(name)
-    use = {
-        "pandas": table.to_pandas,
-        "polars": table.to_polars,
-        "pyarrow": table.to_arrow,
-        "matplotlib": table.plot,
-    }
+    use = {"pandas": table.to_pandas, "polars": table.to_polars, "pyarrow": table.to_arrow}
     with pytest.raises(MissingExtraError, match=f"needs {name}, .*; run: pip install {name}$"):
         use[name]()
 
@@ -104,16 +95,3 @@ def test_a_matrix_of_ranks_that_are_behind_fall_or_have_a_step_twice():
 def test_a_column_that_is_not_there_is_named(table):
     with pytest.raises(InvalidValueError, match="'steps'"):
         table["steps"]
-
-
-def test_a_plot_draws_lines_of_few_ranks_and_a_band_of_many(table):
-    figure = table.plot()
-    assert [axis.get_title() for axis in figure.axes] == ["loss", "lr"]
-    assert [line.get_label() for line in figure.axes[0].lines] == ["rank 0", "rank 1"]
-    many = ScalarTable([piece(rank, "$a$", [1, 2], [rank, 2 * rank]) for rank in range(-1, 21)])
-    [axis] = many.plot(log=True).axes
-    assert [line.get_label() for line in axis.lines] == ["median of the ranks", "merged"]
-    assert axis.lines[0].get_ydata().tolist() == [10.0, 20.0]
-    assert axis.get_yscale() == "log"
-    with pytest.raises(InvalidValueError, match="at most 24 tags"):
-        ScalarTable([piece(0, f"t{number}", [1], [1]) for number in range(25)]).plot()
