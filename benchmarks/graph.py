@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import distsummary as ds
 from distsummary.collect.values.graph_source import graph_value, observe
 
-WAYS = (None, "modules", "ops", "export")
+WAYS = (None, "modules", "ops")
 
 
 class Transformer(nn.Module):

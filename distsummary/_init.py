@@ -103,8 +103,8 @@ def init(
         tensors: which parameters are recorded whole, as for `histograms`, at about 20 steps or every
             `Record.tensor_freq` steps.
         graph: the graph of the model, which rank 0 records after the first step. "modules": the tree of its
-            modules, with the shapes between them; "ops": the operations of the first forward pass; "export":
-            what torch.export makes of it; False: none.
+            modules, with the shapes between them; "ops": the operations of the first forward pass; False:
+            none.
         norms: whether, at every step, the norm and the number of NaN and infinite elements of the weight and
             the gradient of every parameter of `watch` are recorded, and norm and maximum of the update; see
             docs/recording.md.

@@ -67,7 +67,7 @@ def dump(
         check_choice("dialect", dialect, DIALECTS)
     for plugin in plugins:
         check_choice("plugin", plugin, (*PLUGINS, *TENSORBOARD_PLUGINS))
-    files = event_files(path if rank is None else _rank_dir(path, rank))
+    files = _event_files(path if rank is None else _rank_dir(path, rank))
     if dialect is not None:
         files = [file for file in files if (dialect_of(file) == TENSORBOARD) == (dialect == TENSORBOARD)]
     return _chosen(_dump(files, full), tags, plugins)
@@ -106,7 +106,7 @@ def to_line(record: dict[str, Json]) -> str:
     return _ENCODER.encode(record)
 
 
-def event_files(path: str | os.PathLike[str]) -> list[Path]:
+def _event_files(path: str | os.PathLike[str]) -> list[Path]:
     """The file `path`, or the event files of a directory and its direct children; see `dump` for errors."""
     target = Path(path)
     if target.is_dir():

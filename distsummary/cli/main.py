@@ -434,17 +434,12 @@ def runs(options: argparse.Namespace) -> Answer:
     repeated("--plugin", help="only values of this kind, such as scalar"),
     argument("--dialect", choices=("mindspore", "tensorboard"), help="only files of this dialect"),
     argument("--rank", type=int, help="only the files of this rank"),
-    argument("--graph", action="store_true", help="print the model's graph as a file for Model Explorer"),
     example="dump runs/digits --tag loss --rank 2 --dialect mindspore",
 )
 def dump(options: argparse.Namespace) -> None:
     """Print every value in event files, one JSON object per line."""
     from distsummary.cli.dump import dump, to_line
-    from distsummary.cli.model_graph import model_graph
 
-    if options.graph:
-        printed(json.dumps(model_graph(options.path)))
-        return
     for record in dump(
         options.path,
         full=options.full,

@@ -12,7 +12,7 @@ from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.selection import MINDSPORES, Selection
-from distsummary.collect.values.graph_source import EXPORT, OPERATIONS, TREE, check_graph
+from distsummary.collect.values.graph_source import OPERATIONS, TREE, check_graph
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import Limits
 from distsummary.format.compatibility import OURS, Compatibility
@@ -143,7 +143,7 @@ def refuse_unfit(collected: Collected, network: object, topology: Topology) -> N
         "tensors": collected.tensor,
         "collect_landscape": None if collected.landscape is DEFAULT_SPEC else collected.landscape,
     }
-    if collected.graph in (OPERATIONS, EXPORT):
+    if collected.graph == OPERATIONS:
         chosen["graph"] = collected.graph
     asked = {field: value for field, value in chosen.items() if value is not None}
     if network is None:

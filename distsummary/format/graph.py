@@ -1,4 +1,4 @@
-"""The graph of a model: one record, from which each viewer's form is written; and Model Explorer's form.
+"""The graph of a model: one record, from which each viewer's form is written.
 
 TensorBoard's form is in `tensorboard_graph`, MindInsight's in `mindspore_graph`. In events, a graph is always
 MindInsight's form, which both dialects are written from.
@@ -7,7 +7,7 @@ MindInsight's form, which both dialects are written from.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 MAX_NODES = 10_000  # of a graph that a training records, so that the viewers can draw it
 INPUT, OUTPUT, PARAMETER = "Input", "Output", "Parameter"  # kinds of nodes that do not compute
@@ -155,33 +155,3 @@ def _together(name: str, nodes: list[Node], places: Mapping[str, str]) -> Node:
     }
     total = sum(node.parameters for node in nodes)
     return Node(name, op, tuple(inputs.values()), outputs, total, attributes)
-
-
-def model_explorer(graph: Graph) -> dict[str, Any]:
-    """The graph as an object for JSON that Model Explorer opens, one of the graphs of a file's `graphs`."""
-    types = {node.name: node.outputs for node in graph.nodes}
-    return {"id": graph.name or "model", "nodes": [_explorer_node(node, types) for node in graph.nodes]}
-
-
-def _explorer_node(node: Node, types: Mapping[str, tuple[TensorType, ...]]) -> dict[str, Any]:
-    shown = {"op": node.op} | ({"parameters": f"{node.parameters:,}"} if node.parameters else {})
-    shown |= node.attributes
-    return {
-        "id": node.name,
-        "label": node.name.rpartition("/")[2],
-        "namespace": node.scope,
-        "attrs": [{"key": key, "value": value} for key, value in shown.items()],
-        "incomingEdges": [
-            {
-                "sourceNodeId": edge.source,
-                "sourceNodeOutputId": str(edge.output),
-                "targetNodeInputId": str(number),
-            }
-            for number, edge in enumerate(node.inputs)
-            if edge.source in types
-        ],
-        "outputsMetadata": [
-            {"id": str(number), "attrs": [{"key": "tensor_shape", "value": str(kind)}]}
-            for number, kind in enumerate(node.outputs)
-        ],
-    }

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from distsummary.collect.values.graph_source import observe
 from distsummary.format.graph import Edge, Graph, Node
 
-HOWS = ("modules", "ops", "export")
+HOWS = ("modules", "ops")
 
 
 class Observed:
@@ -219,30 +219,6 @@ def test_operations_are_drawn_in_the_scopes_of_the_modules():
     assert not any(one.op in ("t", "detach", "Parameter") for one in graph.nodes)
     used = {id(p): p.numel() for name, p in Net().named_parameters() if not name.startswith("unused")}
     assert sum(one.parameters for one in graph.nodes) == sum(used.values())
-
-
-def test_an_export_is_drawn_in_the_scopes_of_the_modules():
-    graph = graph_of(Net(), TOKENS, how="export")
-    shown = edges(graph)
-    assert shown["embed/embedding"] == ["tokens"]
-    assert shown["add"] == ["embed/embedding"]
-    assert shown["head/linear"] == ["drop/dropout"]
-    assert [str(kind) for kind in node(graph, "output").outputs] == ["float32[2, 3, 7]"]
-
-
-def test_a_model_that_cannot_be_exported_says_so_and_gets_its_tree():
-    class Branching(Net):
-        def forward(self, tokens: Tensor, scale: Tensor | None = None) -> Tensor:
-            x: Tensor = self.embed(tokens)
-            return self.head(x) if x.sum() > -1e9 else x
-
-    net = Branching()
-    observed = Observed(net, "export")
-    net(TOKENS)
-    assert "head" in edges(observed.graph())
-    [reported] = observed.reported
-    assert reported.startswith("torch.export failed (")
-    assert reported.endswith('the graph is the tree of modules; graph="ops" shows operations')
 
 
 class Everything(nn.Module):

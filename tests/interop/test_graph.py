@@ -22,7 +22,7 @@ from tests.interop.test_mindinsight import Verdict, check
 pytestmark = pytest.mark.interop
 
 LAYER = ["self_attn", "dropout1", "norm1", "linear1", "dropout", "linear2", "dropout2", "norm2"]
-WAYS = {"tree": "modules", "ops": "ops", "export": "export"}
+WAYS = {"tree": "modules", "ops": "ops"}
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +96,9 @@ def test_tensorboard_gets_the_modules_their_shapes_and_edges(tensorboard: Server
     assert list(nodes["layers.1/norm1"].input) == residual
 
 
-@pytest.mark.parametrize(
-    ("way", "op"), [("ops", "layers.1/linear2/addmm"), ("export", "layers.1/linear2/linear")]
-)
-def test_tensorboard_gets_the_operations(tensorboard: Server, way: str, op: str) -> None:
-    graph = tensorboard.graph(way)
-    assert op in {node.name for node in graph.node}
+def test_tensorboard_gets_the_operations(tensorboard: Server) -> None:
+    graph = tensorboard.graph("ops")
+    assert "layers.1/linear2/addmm" in {node.name for node in graph.node}
     assert graph.node[-1].op == "Output"
 
 

@@ -21,7 +21,7 @@ from distsummary.training.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
-TREE, OPERATIONS, EXPORT = GRAPHS = ("modules", "ops", "export")
+TREE, OPERATIONS = GRAPHS = ("modules", "ops")
 TAG = "train_network/auto"  # MindSpore's name; the files have no place for it
 
 
@@ -69,10 +69,6 @@ def observe(
         return CompiledGraph(network)
     if name != "torch":
         return None
-    if how == EXPORT:
-        from distsummary.collect.values.torch_graph_export import ExportObserver
-
-        return ExportObserver(network, failed, report)
     if how == OPERATIONS:
         from distsummary.collect.values.torch_graph_ops import OperationsObserver, can_observe
 
@@ -114,7 +110,7 @@ class ModelGraph(Source):
 
     Args:
         steps: when to look again if the model was not called in the first step.
-        how: TREE, OPERATIONS or EXPORT; None: no graph.
+        how: TREE or OPERATIONS; None: no graph.
     """
 
     what = "graph"

@@ -32,8 +32,6 @@ class TreeObserver(ModuleCalls):
         failed: called with an exception that ended the observation.
     """
 
-    KEEPS_ARGUMENTS = False
-
     def __init__(self, network: nn.Module, failed: Callable[[Exception], None]) -> None:
         self._network = unwrap(network)
         self._sources = Sources()
@@ -44,14 +42,11 @@ class TreeObserver(ModuleCalls):
         self._approximate: set[str] = set()  # nodes whose edges say nothing but the order
         self._drawn: dict[int, str] = {}  # module -> its first node
         self._of_module: dict[str, ModulePlace] = {}  # node -> the module that it draws
-        self._first: tuple[Call, tuple[Any, ...], dict[str, Any]] | None = None
         super().__init__(network, failed)
 
     def begin(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Draw the inputs of a forward pass; keep where a module's inputs come from."""
         if call.is_outermost:
-            if self.KEEPS_ARGUMENTS and self._first is None:
-                self._first = call, args, kwargs
             for name, value in named_arguments(call.module, args, kwargs):
                 kinds = types_of(value)
                 if kinds:

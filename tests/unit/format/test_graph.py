@@ -1,6 +1,4 @@
-"""The graph of a model: reduced to scopes, and written for three viewers and back."""
-
-import json
+"""The graph of a model: reduced to scopes, and written for both viewers and back."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +7,7 @@ from tensorboard.compat.proto.graph_pb2 import GraphDef
 
 from distsummary.errors import DamagedFileError, InvalidValueError
 from distsummary.format import mindspore_graph, tensorboard_graph
-from distsummary.format.graph import Edge, Graph, Names, Node, TensorType, model_explorer, reduced
+from distsummary.format.graph import Edge, Graph, Names, Node, TensorType, reduced
 from distsummary.format.pb import mindspore_anf_ir_pb2 as pb
 
 FLOAT = TensorType((4, 3), "float32")
@@ -127,25 +125,6 @@ def test_bytes_of_another_kind_are_refused():
         mindspore_graph.decode(b"\xff\xff")
     with pytest.raises(DamagedFileError, match="not a graph of TensorBoard"):
         tensorboard_graph.decode(b"\xff\xff")
-
-
-def test_model_explorer_gets_ids_labels_namespaces_and_edges():
-    shown = json.loads(json.dumps(model_explorer(NET)))
-    assert shown["id"] == "Net"
-    assert [(node["id"], node["label"], node["namespace"]) for node in shown["nodes"]] == [
-        ("x", "x", ""),
-        ("body/0", "0", "body"),
-        ("body/1", "1", "body"),
-        ("output", "output", ""),
-    ]
-    assert shown["nodes"][3]["incomingEdges"] == [
-        {"sourceNodeId": "body/1", "sourceNodeOutputId": "1", "targetNodeInputId": "0"},
-        {"sourceNodeId": "body/0", "sourceNodeOutputId": "0", "targetNodeInputId": "1"},
-    ]
-    assert shown["nodes"][1]["outputsMetadata"] == [
-        {"id": "0", "attrs": [{"key": "tensor_shape", "value": "float32[4, 3]"}]}
-    ]
-    assert {"key": "parameters", "value": "12"} in shown["nodes"][1]["attrs"]
 
 
 def nested(count: int) -> Graph:
