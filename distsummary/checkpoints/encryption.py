@@ -1,7 +1,6 @@
-"""Encrypts the bytes of a checkpoint file, as MindSpore does or so that no block can be moved or dropped.
+"""Encrypts the bytes of a checkpoint file as MindSpore does, and decrypts them.
 
-MindSpore's AES-GCM authenticates each block alone, its AES-CBC nothing. In AES-GCM-STREAM, the key of a block
-is of its file, the nonce is its number, and the number of blocks is authenticated with each of them.
+AES-GCM authenticates each block alone, not its place, its file or the number of blocks; AES-CBC nothing.
 """
 
 import logging
@@ -15,17 +14,14 @@ from distsummary.errors import DamagedFileError, InvalidArgumentError, InvalidVa
 
 logger = logging.getLogger(__name__)
 
-GCM, CBC, STREAM = "AES-GCM", "AES-CBC", "AES-GCM-STREAM"
-MODES = (GCM, CBC, STREAM)
+MODES = GCM, CBC = "AES-GCM", "AES-CBC"
 KEY_BYTES = (16, 24, 32)
 BLOCK_BYTES = 256 << 20  # of the plain text
 
 # A block, as MindSpore 2.10 writes it. Numbers are little-endian int32; `size` counts what follows it:
 #   AES-GCM: magic | tag (16 bytes) | size | 16 | nonce (16 bytes) | length | cipher text
 #   AES-CBC: magic | size | 16 | vector (16 bytes) | length | cipher text, padded as in PKCS #7
-# A file of AES-GCM-STREAM: magic | salt (16 bytes) | count (8) | blocks: length (8) | cipher text and tag
-_MAGIC = {GCM: 0x7F3A5ED8, CBC: 0x7F3A5ED9, STREAM: 0x7F3A5EDA}
-_SALT_BYTES, _LENGTH_BYTES = 16, 8
+_MAGIC = {GCM: 0x7F3A5ED8, CBC: 0x7F3A5ED9}
 _NONCE_BYTES = _TAG_BYTES = 16
 _GCM_NONCE_BYTES = 12  # MindSpore stores 16 bytes, of which AES-GCM uses the first 12
 
@@ -48,16 +44,6 @@ def check_key(field: str, key: object, mode_field: str, mode: object) -> None:
 def encrypt(data: bytes, key: bytes, mode: str, *, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
     """The pieces of an encrypted file, in order."""
     view = memoryview(data)
-    if mode == STREAM:
-        salt, count = os.urandom(_SALT_BYTES), max(1, -(-len(data) // block_bytes))
-        yield _number(_MAGIC[mode]) + salt + _long(count)
-        cipher = _gcm(_key_of_file(key, salt))
-        for number in range(count):
-            plain = view[number * block_bytes : (number + 1) * block_bytes]
-            # The number of blocks is authenticated with each of them, so that none can be cut off.
-            sealed = cipher.encrypt(_nonce(number), plain, _long(count))
-            yield _long(len(sealed)) + sealed
-        return
     # Even an empty file has one block.
     for start in range(0, max(len(data), 1), block_bytes):
         nonce = os.urandom(_NONCE_BYTES)
@@ -85,19 +71,14 @@ def is_encrypted(data: Any) -> bool:
 def decrypt(data: Any, key: bytes, mode: str) -> bytes:
     """The plain bytes of an encrypted file (any buffer); logs what is not authenticated.
 
-    A file of AES-GCM-STREAM is known by its beginning; its `mode` may also be AES-GCM. Raises
-    DamagedFileError for bytes that are no such file, and for a wrong key or mode.
+    Raises DamagedFileError for bytes that are no such file, and for a wrong key or mode.
     """
     check_type("dec_key", key, bytes)
     plain, position, tag = [], 0, b""
-    if mode == GCM and bytes(data[:4]) == _number(_MAGIC[STREAM]):
-        mode = STREAM
     while position < len(data):
         if bytes(data[position : position + 4]) != _number(_MAGIC[mode]):
             raise DamagedFileError(f"no block of {mode} begins at byte {position}; check dec_mode")
         position += 4
-        if mode == STREAM:
-            return b"".join(_opened_stream(data, key))
         if mode == GCM:
             tag = bytes(data[position : position + _TAG_BYTES])
             position += _TAG_BYTES
@@ -109,30 +90,10 @@ def decrypt(data: Any, key: bytes, mode: str) -> bytes:
             raise DamagedFileError(f"the encrypted block that ends at byte {position} is cut off")
         plain.append(_open(text, key, mode, nonce, tag))
     if mode == CBC:
-        logger.warning("AES-CBC authenticates nothing: a changed file may be read; %s is safe", STREAM)
+        logger.warning("AES-CBC authenticates nothing: a file that someone changed may be read as valid")
     elif len(plain) > 1 or any(len(one) >= BLOCK_BYTES for one in plain):
-        logger.warning("the order and number of AES-GCM blocks is not authenticated; %s is safe", STREAM)
+        logger.warning("the order and number of AES-GCM blocks is not authenticated, nor whose they are")
     return b"".join(plain)
-
-
-def _opened_stream(data: Any, key: bytes) -> Iterator[bytes]:
-    """The plain blocks of a file of AES-GCM-STREAM."""
-    position = 4 + _SALT_BYTES + _LENGTH_BYTES
-    salt, count = bytes(data[4 : 4 + _SALT_BYTES]), bytes(data[4 + _SALT_BYTES : position])
-    cipher, blocks = _gcm(_key_of_file(key, salt)), int.from_bytes(count, "little")
-    for number in range(blocks):
-        begin = position + _LENGTH_BYTES
-        size = int.from_bytes(data[position:begin], "little")
-        sealed, position = bytes(data[begin : begin + size]), begin + size
-        try:
-            yield cipher.decrypt(_nonce(number), sealed, count)
-        except (ValueError, _library("exceptions").InvalidTag) as error:
-            raise DamagedFileError(
-                f"block {number} of {blocks} cannot be decrypted: it is missing, changed or of another file; "
-                "check dec_key"
-            ) from error
-    if not blocks or position != len(data):
-        raise DamagedFileError(f"it has {len(data)} bytes, and {position} with its {blocks} encrypted blocks")
 
 
 def _open(text: bytes, key: bytes, mode: str, nonce: bytes, tag: bytes) -> bytes:
@@ -149,21 +110,6 @@ def _open(text: bytes, key: bytes, mode: str, nonce: bytes, tag: bytes) -> bytes
 
 def _number(value: int) -> bytes:
     return value.to_bytes(4, "little")
-
-
-def _long(value: int) -> bytes:
-    return value.to_bytes(_LENGTH_BYTES, "little")
-
-
-def _nonce(number: int) -> bytes:
-    return number.to_bytes(_GCM_NONCE_BYTES, "little")
-
-
-def _key_of_file(key: bytes, salt: bytes) -> bytes:
-    """A key that encrypts one file alone, so that numbers of blocks can be its nonces."""
-    hashes, hkdf = _library("hazmat.primitives.hashes"), _library("hazmat.primitives.kdf.hkdf")
-    derived: bytes = hkdf.HKDF(hashes.SHA256(), 32, salt, STREAM.encode()).derive(key)
-    return derived
 
 
 def _gcm(key: bytes) -> Any:

@@ -45,8 +45,7 @@ def load_checkpoint(
         net: a model to load into, as by `load_param_into_net`.
         strict_load: see `load_param_into_net`.
         filter_prefix: leave out the names that begin so: a str, or a list or tuple of them.
-        dec_key, dec_mode: of an encrypted file, the key and the mode: "AES-GCM" (also of
-            "AES-GCM-STREAM") or "AES-CBC".
+        dec_key, dec_mode: of an encrypted file, the key and the mode: "AES-GCM" or "AES-CBC".
         specify_prefix: take only the names that begin so.
         choice_func: says for a name whether to take it; not used together with a prefix.
 

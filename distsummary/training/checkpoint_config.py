@@ -38,8 +38,8 @@ class CheckpointConfig:
             checkpoint then holds its state of that moment, for `ds.resume`. The epoch and the
             step are always saved; numbers given for them in the dict are added to them.
         enc_key: encrypts the files: 16, 24 or 32 bytes. Needs `pip install cryptography`.
-        enc_mode: "AES-GCM-STREAM", which detects all changes; or MindSpore's: "AES-GCM", which detects
-            changes within blocks of 256 MiB, not of their order and number, or "AES-CBC", which detects none.
+        enc_mode: "AES-GCM", which detects changes within blocks of 256 MiB, not of their order and number, or
+            "AES-CBC", which detects none reliably; docs/checkpoints.md says what they do not protect.
         exception_save: also save when an exception, SIGTERM or SIGHUP ends the training, as
             `<prefix>-<epoch>_<step>_breakpoint`. After a signal, the step that runs is ended first; that and
             the writing must take less than 5 s. Of a sharded model each rank then saves its shards, which

@@ -110,8 +110,7 @@ def write_base(corpus: Path, seed: int) -> None:
         "epoch_num": np.array(3),
     }
     for name, more in {"m.ckpt": {}, "m.safetensors": {}, "g.ckpt": {"key": KEY},
-                       "k.ckpt": {"key": KEY, "mode": "AES-CBC"},
-                       "s.ckpt": {"key": KEY, "mode": "AES-GCM-STREAM"}}.items():  # fmt: skip
+                       "k.ckpt": {"key": KEY, "mode": "AES-CBC"}}.items():  # fmt: skip
         write_model(checkpoints / name, {**state, "t": "text value"}, **more)
     header = ShardHeader(
         run_id="0" * 16, attempt=0, number=1, unit="step", rank=0, ranks=1,
