@@ -28,7 +28,6 @@ from distsummary.format.records import DIALECTS, TENSORBOARD
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
 from distsummary.rundir.admission import AUTO, ON_EXISTING, admit
-from distsummary.rundir.identity import without_identity
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext, guarded
@@ -196,8 +195,6 @@ def init(
         )
     if settings.record.private:
         directory.create().make_private()
-    if not settings.record.identity:
-        topology = without_identity(directory, topology)
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
         # Refused now, and not by the merge after the training.

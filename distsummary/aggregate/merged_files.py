@@ -189,7 +189,7 @@ class MergedFiles:
         older = [path for dialect in DIALECTS for path in segments(self._directory, dialect)]
         older = [path for path in (*older, *lineage_files(self._directory)) if is_merged(path)]
         stamp = next_stamp(self._directory, self._files.now())
-        name = SegmentName(source=MERGED, host=self._files.host(self._source), pid=self._files.pid())
+        name = SegmentName(source=MERGED, host=self._files.host(), pid=self._files.pid())
         published = []
         # The older files go last: if the process dies in between, no step is lost.
         for kind in (MINDSPORE, TENSORBOARD, _LINEAGE):

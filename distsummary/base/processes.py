@@ -1,6 +1,5 @@
 """Processes of this host: whether one is alive, stopped or at work, and how it is identified."""
 
-import hashlib
 import os
 import platform
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_MASKED = "masked "  # begins a `pid_space` that is masked; then come the salt and the mask
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux
 _STOPPED = "Tt"  # states of processes in /proc/PID/stat, see proc(5): by a signal, by a debugger
 _ENDED = "ZX"  # zombie, dead
@@ -36,9 +34,8 @@ def ipython_shell(modules: Mapping[str, ModuleType] | None = None) -> Any:
 def is_alive(process: Mapping[str, Any]) -> bool | None:
     """Whether a process, given by the pid fields of a Topology, still runs; None if that cannot be known."""
     space = str(process.get("pid_space") or "")
-    salt = space.split()[1] if is_masked(process) else ""
     # A pid means something only in its own boot and PID namespace.
-    if not space or not pid_space_here() or space != _in_space(salt):
+    if not space or space != pid_space_here():
         return None
     pid = process["pid"]
     if not isinstance(pid, int) or not 0 < pid <= _MAX_PID:
@@ -46,7 +43,7 @@ def is_alive(process: Mapping[str, Any]) -> bool | None:
     state, start = _state_and_start(pid)
     # The start time distinguishes a process from a later one that has the same pid.
     if start:
-        return mask(salt, start) == str(process["pid_start"]) and state not in _ENDED
+        return start == str(process["pid_start"]) and state not in _ENDED
     try:
         # /proc may hide other users' processes (hidepid); kill(2) does not.
         os.kill(pid, 0)
@@ -101,35 +98,15 @@ def _busy_s(pid: int) -> float:
         return 0.0
 
 
-def own_process(salt: str = "") -> dict[str, Any]:
-    """The pid fields of this process, for `is_alive`; not cached, because a forked child has other values.
-
-    `salt`: see `masked`; empty: they are not masked.
-    """
+def own_process() -> dict[str, Any]:
+    """The pid fields of this process, for `is_alive`; not cached, because a forked child has other values."""
     pid = os.getpid()
-    return {"pid": pid, "pid_space": _in_space(salt), "pid_start": mask(salt, pid_start_of(pid))}
+    return {"pid": pid, "pid_space": pid_space_here(), "pid_start": pid_start_of(pid)}
 
 
-def is_masked(process: Mapping[str, Any]) -> bool:
-    """Whether the pid fields of a Topology are masked."""
-    return str(process.get("pid_space") or "").startswith(_MASKED)
-
-
-def mask_of_host(salt: str) -> str:
-    """A name for this host: of its boot id, which unlike its name cannot be guessed."""
-    boot, _, _ = pid_space_here().partition(" ")
-    return f"host-{mask(salt, boot or platform.node())}"
-
-
-def _in_space(salt: str) -> str:
-    return f"{_MASKED}{salt} {mask(salt, pid_space_here())}" if salt else pid_space_here()
-
-
-def mask(salt: str, text: str) -> str:
-    """16 hex digits in the place of a text that is not empty; without a salt, the text itself."""
-    if not salt or not text:
-        return text
-    return hashlib.blake2b(text.encode(), key=salt.encode(), digest_size=8).hexdigest()
+def own_place() -> dict[str, Any]:
+    """The fields of `own_process`, and the name of this host."""
+    return own_process() | {"host": platform.node()}
 
 
 def pid_space_here() -> str:

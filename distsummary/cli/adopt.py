@@ -10,7 +10,6 @@ from distsummary.cli.fsck import fsck
 from distsummary.errors import MissingFileError, RunDirError
 from distsummary.events.segment import is_live
 from distsummary.events.segments import all_event_files
-from distsummary.rundir.identity import KEY, salt_of
 from distsummary.rundir.numbered import NOTE, read_note
 from distsummary.rundir.rank_manifest import encoded, read_entries
 from distsummary.rundir.run_dir import MANIFEST, RANK_MANIFEST, Manifest, RunDir
@@ -121,13 +120,11 @@ def _renumber(directory: Path, note: NoteRecord) -> None:
 
 def refuse_others(run: RunDir, manifests: Mapping[Path, Manifest]) -> None:
     """Raise RunDirError if manifests of ranks describe the same attempt differently."""
-    # Each directory masks with a key of its own, so that masked incarnations of one job differ.
-    is_masked = any(map(salt_of, manifests.values()))
     first: dict[tuple[str, int], tuple[Path, Manifest]] = {}
     for path, manifest in manifests.items():
         for entry in manifest["attempts"]:
             known_path, known = first.setdefault((entry["role"], entry["attempt"]), (path, entry))
-            for key in ("world_size",) if is_masked else ("world_size", "incarnation"):
+            for key in ("world_size", "incarnation"):
                 if entry[key] != known[key]:
                     which = f"{known_path} has {key} {known[key]!r} and {path} {entry[key]!r}"
                     raise _mixed(run, f"{which} for attempt {entry['attempt']}")
@@ -152,4 +149,4 @@ def _one_of(manifests: list[Manifest]) -> Manifest:
     found = {key: fact for key, fact in manifests[0].items() if key not in _OF_ITS_MERGE}
     found |= {"attempts": [attempts[key] for key in sorted(attempts)]}
     found["created"] = min(manifest["created"] for manifest in manifests)
-    return found | ({KEY: False} if any(map(salt_of, manifests)) else {})
+    return found

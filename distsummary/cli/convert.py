@@ -150,7 +150,7 @@ def _convert(directory: Path, target: Path, source: str, to: str, files: Files) 
         oldest = segments(directory, source)[0].name
         writers = [match[1] for pattern in _SOURCES if (match := pattern.search(oldest))]
         writer = re.sub(r"[^0-9A-Za-z-]", "-", writers[0]) if writers else "0"
-        name = SegmentName(source=writer, host=files.host(directory), pid=files.pid())
+        name = SegmentName(source=writer, host=files.host(), pid=files.pid())
         ensure_directory(target)
         done.file = target / name.file_name(to, stamp_of(oldest) or 0)
         with replacing(done.file) as temporary, open(temporary, "xb") as file:

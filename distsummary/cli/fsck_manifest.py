@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.base.columns import named
-from distsummary.base.processes import is_masked
 from distsummary.base.publish import publish
 from distsummary.cli.findings import Finding, finding
 from distsummary.cli.fsck_files import DirectoryFacts
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.rundir.attempts import decides
-from distsummary.rundir.identity import KEY
 from distsummary.rundir.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_entries, read_ranks
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.run_records import MOST_S
@@ -108,8 +106,6 @@ def _complete(
     # A new manifest, or one of another run, becomes that of the run in the event files.
     if missing and manifest["run_id"] != missing[0].run_id:
         manifest |= {"run_id": missing[0].run_id, "attempts": []}
-    if any(is_masked(rank) for ranks in by_attempt.values() for rank in ranks.values()):
-        manifest[KEY] = False
     known = {(entry["role"], entry["attempt"]) for entry in manifest["attempts"]}
     # Without event files, the ranks' files are all there is; with them, those of other runs are left out.
     wanted = {(one.role, one.number) for one in missing} if in_files else {*by_attempt}

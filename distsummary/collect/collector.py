@@ -30,7 +30,6 @@ from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
 from distsummary.rundir.admission import Admission, admit
 from distsummary.rundir.coordination import Coordinator
-from distsummary.rundir.identity import as_recorded, without_identity
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import (
@@ -258,8 +257,6 @@ class CollectorCallback(Callback):
             topology = replace(topology, mesh=mesh or {})
         if self._settings.record.private:
             self.run_dir.make_private()
-        hide = as_recorded if self._settings.record.identity else without_identity
-        topology = hide(self.run_dir, topology)
         self._schedule.begin(topology)
         return topology
 

@@ -123,7 +123,7 @@ def _write_lineage(run_dir: RunDir, values: Sequence[Value]) -> None:
     lineage, now = read_lineage(run_dir.base), files.now()
     for value in values:
         lineage = updated_lineage(lineage, value)
-    name = SegmentName(host=files.host(run_dir.base), pid=files.pid())
+    name = SegmentName(host=files.host(), pid=files.pid())
     path = run_dir.base / name.lineage_name(next_stamp(run_dir.base, now))
     publish(path, b"".join(map(frame, encode_lineage(lineage, now))))
     # The older files go only when the new one is in place, so that a reader always finds lineage.

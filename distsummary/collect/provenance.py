@@ -16,14 +16,11 @@ MAX_ERROR = 300  # characters
 PACKAGES = ("distsummary", "numpy", "protobuf", "ray", "torch", "mindspore")
 
 
-def provenance(directory: Path | None = None, *, has_identity: bool = True) -> dict[str, Any]:
+def provenance(directory: Path | None = None) -> dict[str, Any]:
     """The commit of `directory` (default: the current one) and the installed versions.
 
-    All values have JSON types. `git` is empty outside a repository or without git. Without `has_identity`,
-    there are only the versions.
+    All values have JSON types. `git` is empty outside a repository or without git.
     """
-    if not has_identity:
-        return {"python": platform.python_version(), "versions": versions()}
     return {
         "git": git_state(directory or Path.cwd()),
         "python": platform.python_version(),

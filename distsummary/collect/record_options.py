@@ -38,10 +38,6 @@ class Record:
             the training for at most 5 s and is then dropped and counted.
         deal: who records a parameter that is equal on all ranks: "parameters": one rank, always the same;
             "steps": the ranks take turns; "all": every rank.
-        identity: False omits what identifies the user and the machine: command line, commit, platform and
-            the directories of paths are absent, and hashes with the random id of this run as key replace
-            host, boot id and the launcher's name of the job. It holds for the whole run and whatever is
-            written into it later. See docs/privacy.md.
         private: only the owner may read the run: its directory gets the rights 0700, and what is made in it
             0600. It holds for the whole run, from the first attempt that asks for it.
 
@@ -76,7 +72,6 @@ class Record:
     norm_precision: str = FLOAT32
     collect_landscape: dict[str, Any] | None = None
     deal: str = DEALS[0]
-    identity: bool = True
     private: bool = False
     formats: Sequence[str] | None = None
     rank_formats: Sequence[str] | None = None
@@ -91,7 +86,7 @@ class Record:
     def __post_init__(self) -> None:
         for field in (
             *("images", "metric", "train_lineage", "eval_lineage", "dataset_graph"),
-            *("identity", "private", "export_npy", "raise_exception"),
+            *("private", "export_npy", "raise_exception"),
         ):
             check_type(field, getattr(self, field), bool)
         check_int("max_histograms", self.max_histograms, low=1, optional=True)

@@ -17,7 +17,6 @@ from distsummary.errors import InvalidTypeError
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.pb import mindspore_lineage_pb2 as pb
 from distsummary.frameworks.base import framework_of
-from distsummary.rundir.identity import without_places
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import resolve, scalar
@@ -313,25 +312,6 @@ def dataset_path(loader: object) -> str | None:
             if isinstance(path, (str, Path)) and str(path):
                 return os.path.abspath(str(redacted(str(path))))
     return None
-
-
-def strip_directories(message: object) -> None:
-    """Leave of each path in a lineage or in a graph of data sets the last part."""
-    if isinstance(message, pb.TrainLineage):
-        message.model.path = without_places(message.model.path)
-        train = message.train_dataset
-        _put(train, "train_dataset_path", without_places(train.train_dataset_path) or None)
-    elif isinstance(message, pb.EvaluationLineage):
-        valid = message.valid_dataset
-        _put(valid, "valid_dataset_path", without_places(valid.valid_dataset_path) or None)
-    elif isinstance(message, pb.DatasetGraph):
-        for one in (message.parameter, *(one.operationParam for one in message.operations)):
-            for name, text in [*one.mapStr.items()]:
-                one.mapStr[name] = without_places(text)
-            for texts in one.mapStrList.values():
-                texts.strValue[:] = [without_places(text) for text in texts.strValue]
-        for child in message.children:
-            strip_directories(child)
 
 
 def _length(source: object) -> int | None:

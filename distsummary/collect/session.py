@@ -29,7 +29,6 @@ from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
 from distsummary.collect.provenance import command_line, error_text, provenance
 from distsummary.collect.remote.open_writer import open_writer
-from distsummary.collect.run_lineage import strip_directories
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.values.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.watcher import LoopPlace, Watcher, groups_of_torch
@@ -44,7 +43,6 @@ from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
 from distsummary.rundir.deal import Deal, Heartbeat, Part
-from distsummary.rundir.identity import without_places_in
 from distsummary.rundir.rank_facts import RankFacts, write_command, write_facts
 from distsummary.rundir.rank_manifest import ranks_of
 from distsummary.rundir.rank_parts import write_parts
@@ -202,9 +200,8 @@ class Session:
     def _record_provenance(self, config: Mapping[str, Any]) -> None:
         """Put provenance and config into the manifest, if it has this attempt; warn of a changed config."""
         role, attempt = self.topology.role, self.attempt
-        found = provenance(has_identity=self.topology.has_identity)
-        if self.topology.has_identity:
-            write_command(self._rank_dir, attempt, redacted(command_line()))
+        found = provenance()
+        write_command(self._rank_dir, attempt, redacted(command_line()))
 
         def change(manifest: Manifest) -> None:
             entry = find_attempt(manifest, role, attempt)
@@ -273,7 +270,6 @@ class Session:
                 rank=self.topology.rank,
                 place=place,
                 groups=groups_of_torch,
-                names_places=self.topology.has_identity,
                 failures=self.failures,
                 is_alone=self.topology.world_size == 1,
             )
@@ -386,11 +382,6 @@ class Session:
 
     def report(self, step: int, values: list[Value]) -> None:
         """Record lineage; the aggregator reads it from the files."""
-        # Without identity, paths lose their directories, but what the user has written stays as it is.
-        if not self.topology.has_identity:
-            for value in values:
-                if value.plugin != "custom_lineage_data":
-                    strip_directories(value.data)
         if values:
             # After an early end the loop continues, and no lineage is written any more.
             with suppress(*[ClosedError] * self._is_terminated):
@@ -553,8 +544,6 @@ class Session:
                 counters |= {"failed": 1, "error": lost}
             if missing:
                 counters["missing"] = missing
-            if not self.topology.has_identity:
-                counters = without_places_in(counters)
             with suppress(*[MissingRunDirError] * self._is_missing):
                 self._coordinator.finish(self.topology, self.attempt, counters)
 

@@ -77,7 +77,7 @@ class SummaryCollector(CollectorCallback):
         collect_landscape: the same as the key `collect_landscape` of `collect_specified_data`; off by
             default.
         formats, rank_formats, deal, collectors, rotate_bytes, rotate_s, delivery, overload, raise_exception,
-            identity, private: see `ds.Record`.
+            private: see `ds.Record`.
         diagnose: options of diagnosis, see `ds.Diagnose`.
         mindspore_compat: do as MindSpore does: its way to scale images and to compute histograms, and an
             epoch's last step, if due, recorded twice; a value logged as `loss` is also recorded as
@@ -123,7 +123,6 @@ class SummaryCollector(CollectorCallback):
         delivery: str = WRITTEN,
         overload: str = WAIT,
         raise_exception: bool = False,
-        identity: bool = True,
         private: bool = False,
         diagnose: Diagnose | None = None,
         mindspore_compat: bool = False,
@@ -140,7 +139,6 @@ class SummaryCollector(CollectorCallback):
         record = Record(
             tensor_freq=collect_tensor_freq,
             deal=deal,
-            identity=identity,
             private=private,
             formats=formats,
             rank_formats=rank_formats,

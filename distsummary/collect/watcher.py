@@ -28,7 +28,6 @@ from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, ProcessGroup, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.rundir.consequences import follows_from_another
-from distsummary.rundir.identity import without_places_in
 from distsummary.rundir.run_dir import STUCK
 from distsummary.training.timing.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
 
@@ -158,7 +157,6 @@ class Watcher:
         is_alone: whether there are no other ranks, so that a step that takes its time holds up no one. It is
             late then only if it takes ALONE_FACTOR times as long as anything before, and UNKNOWN_S if this
             process or a child of it computes meanwhile.
-        names_places: whether the directories of files are reported, and the names of host and user in texts.
     """
 
     def __init__(
@@ -171,9 +169,8 @@ class Watcher:
         groups: Callable[[bool], tuple[str, tuple[ProcessGroup, ...]]],
         failures: Failures,
         is_alone: bool = False,
-        names_places: bool = True,
     ) -> None:
-        self._is_alone, self._names_places = is_alone, names_places
+        self._is_alone = is_alone
         self._path, self._attempt, self._rank = directory / STUCK, attempt, rank
         self._place, self._groups, self._failures = place, groups, failures
         # Another run begins, so an earlier one of this process is really over.
@@ -318,7 +315,6 @@ class Watcher:
         self._is_reported = False
 
     def _write(self, content: dict[str, object]) -> None:
-        content = content if self._names_places else without_places_in(content)
         data = json.dumps({"format": FORMAT, "attempt": self._attempt, "rank": self._rank, **content})
         with replacing(self._path, is_durable=False, is_private=True) as temporary:
             temporary.write_bytes(data.encode())

@@ -74,7 +74,7 @@ class EventFiles:
             prefix=spec.prefix,
             suffix=spec.suffix,
             source=spec.writer_name,
-            host=files.host(self._directory),
+            host=files.host(),
             pid=files.pid(),
         )
         self._segments: dict[str, Segment] = {}

@@ -2,13 +2,13 @@
 
 import fcntl
 import os
+import platform
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from distsummary.base import publish
-from distsummary.rundir.identity import host_in
 
 # O_EXCL: never open another run's file; O_APPEND: never overwrite bytes; O_NOFOLLOW: never follow a link.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -80,9 +80,9 @@ class Files:
         """The id of this process."""
         return os.getpid()
 
-    def host(self, directory: Path) -> str:
-        """This machine's name for files in a directory, without anything that viewers look for in names."""
-        return sanitise_host(host_in(directory))
+    def host(self) -> str:
+        """This machine's name, without anything that viewers look for in the names of files."""
+        return sanitise_host(platform.node())
 
 
 def sanitise_host(name: str) -> str:

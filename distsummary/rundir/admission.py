@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from distsummary.base.checks import check_choice
 from distsummary.base.guard import check
-from distsummary.base.processes import is_alive
+from distsummary.base.processes import is_alive, own_place
 from distsummary.base.publish import file_system_time
 from distsummary.errors import RunDirError, WorldMismatchError
 from distsummary.rundir.attempts import (
@@ -30,11 +30,10 @@ from distsummary.rundir.attempts import (
     now_for,
     spread,
 )
-from distsummary.rundir.identity import as_recorded, own_place
 from distsummary.rundir.rank_manifest import ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import FAR_S, SHARED_S, SILENT_S
-from distsummary.rundir.topology import Topology, masked
+from distsummary.rundir.topology import Topology
 
 ON_EXISTING = (AUTO, NEW, ATTEMPT, ERROR) = ("auto", "new", "attempt", "error")
 SHARED_POLL_S = 0.5
@@ -107,8 +106,6 @@ def admit(
     is_new = topology.role == "train" and not resumes
     if is_new and on_existing in (AUTO, NEW):
         run_dir = _free_run_dir(run_dir, topology, on_existing)
-    # What is compared with the run has to be as the run records it, which may be masks.
-    topology = as_recorded(run_dir, topology)
     admission = Admission(run_dir, topology, door=door, resumes=resumes)
     if is_new:
         admission.refuse_open()
@@ -131,26 +128,21 @@ def _free_run_dir(run_dir: RunDir, topology: Topology, on_existing: str) -> RunD
     lives; except, with AUTO, `run_dir` itself: another job that starts there is refused.
     """
     number, found = 1, run_dir
-    is_free = False
+    job, is_free = job_of(topology.incarnation), False
 
     def is_taken(manifest: Manifest) -> bool:
-        place = as_recorded(found, topology)
-        newest = _newest_of_others(found, manifest, place)
+        newest = _newest_of_others(found, manifest, topology)
         if newest is None:
             return False
-        return on_existing == NEW or is_finished(_with_all_ranks(found, newest), manifest, place)
+        return on_existing == NEW or is_finished(_with_all_ranks(found, newest), manifest, topology)
 
     def is_open(manifest: Manifest) -> bool:
         try:
             Admission(found, topology, door="", resumes=False).refuse_open()
-            refuse_taken_run(found, manifest, as_recorded(found, topology))
+            refuse_taken_run(found, manifest, topology)
         except RunDirError:
             return True
         return False
-
-    def mark(manifest: Manifest) -> str:
-        """The job, in a form that names no one."""
-        return job_of(masked(topology, str(manifest["run_id"])).incarnation)
 
     def is_decided(manifest: Manifest) -> bool:
         nonlocal is_free
@@ -161,12 +153,12 @@ def _free_run_dir(run_dir: RunDir, topology: Topology, on_existing: str) -> RunD
         # is free for that job alone, and any other one gets reserved by `claim`.
         has_trained = newest_attempt(manifest, topology.role) is not None
         claimed = manifest.get("claimed_by")
-        is_free = has_trained or (claimed is not None and claimed["job"] == mark(manifest))
+        is_free = has_trained or (claimed is not None and claimed["job"] == job)
         return has_trained or (claimed is not None and (is_free or is_alive(claimed) is not False))
 
     def claim(manifest: Manifest) -> None:
         nonlocal is_free
-        manifest["claimed_by"], is_free = own_place(manifest) | {"job": mark(manifest)}, True
+        manifest["claimed_by"], is_free = own_place() | {"job": job}, True
 
     if on_existing == AUTO:
         if not is_taken(run_dir.read_manifest()):

@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsummary.base.processes import is_alive
+from distsummary.base.processes import is_alive, own_place
 from distsummary.base.publish import file_system_time
 from distsummary.base.redaction import redacted
 from distsummary.errors import StaleAttemptError
 from distsummary.rundir.deal import Deal
-from distsummary.rundir.identity import own_place, salt_of, without_places
 from distsummary.rundir.rank_manifest import entries_of, ranks_of, read_ranks
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import JOIN_WINDOW_S
@@ -90,17 +89,12 @@ def note_deaths(
     if state != "lost":
         died["state"] = state
 
-    def shown(manifest: Manifest, reason: str) -> str:
-        return without_places(reason) if salt_of(manifest) else reason
-
     def noted(manifest: Manifest) -> dict[str, Manifest]:
         found: dict[str, Manifest] = find_attempt(manifest, role, attempt).setdefault("deaths", {})
         return found
 
     def note(manifest: Manifest) -> None:
-        found = {
-            str(rank): {"reason": redacted(shown(manifest, why)), **died} for rank, why in deaths.items()
-        }
+        found = {str(rank): {"reason": redacted(why), **died} for rank, why in deaths.items()}
         noted(manifest).update(found | noted(manifest))
 
     run_dir.update_manifest(
@@ -313,7 +307,7 @@ def is_complete(entry: Manifest) -> bool:
 
 def note_aggregator(run_dir: RunDir) -> None:
     """Note in the manifest that this process is the run's aggregator; raises as `update_manifest`."""
-    run_dir.update_manifest(lambda manifest: manifest.update(aggregator=own_place(manifest)))
+    run_dir.update_manifest(lambda manifest: manifest.update(aggregator=own_place()))
 
 
 def awaited_aggregator(run_dir: RunDir) -> Manifest | None:
@@ -323,7 +317,7 @@ def awaited_aggregator(run_dir: RunDir) -> Manifest | None:
     """
     manifest = run_dir.read_manifest()
     place: Manifest = manifest.get("aggregator", {})
-    is_own = place == own_place(manifest)
+    is_own = place == own_place()
     is_living = bool(place) and not is_own and is_alive(place)
     return place if is_living and open_attempts(run_dir, manifest) else None
 

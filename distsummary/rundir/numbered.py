@@ -19,7 +19,6 @@ from typing import Any
 from distsummary.base.json_door import read_json
 from distsummary.base.processes import pid_start_of
 from distsummary.base.publish import ensure_directory, publish
-from distsummary.rundir.identity import as_recorded
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.run_records import NoteRecord
 from distsummary.rundir.timeouts import NUMBERED_S
@@ -51,7 +50,7 @@ def is_numbered(run_dir: RunDir, topology: Topology, *, sleep: Callable[[float],
     for _ in range(round(NUMBERED_S / _LOOK_AGAIN_S)):
         if any((found := read_note(path)) and found["job"] == note["job"] for path in others):
             return True
-        if any(map(partial(_is_of, as_recorded(run_dir, topology)), run_dir.read_manifest()["attempts"])):
+        if any(map(partial(_is_of, topology), run_dir.read_manifest()["attempts"])):
             break
         sleep(_LOOK_AGAIN_S)
     else:

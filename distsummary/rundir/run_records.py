@@ -122,7 +122,6 @@ class RunRecord(TypedDict):
     created: NotRequired[Time]
     state: NotRequired[str]
     nonce: NotRequired[str]
-    identity: NotRequired[bool]
     claimed_by: NotRequired[ReservationRecord]
     key_tags: NotRequired[list[str]]
     aggregator: NotRequired[AggregatorRecord]

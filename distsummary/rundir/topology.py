@@ -2,12 +2,11 @@
 
 import os
 import platform
-import re
 import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -16,10 +15,6 @@ from distsummary.base.processes import (
     in_ray,
     ipython_shell,
     is_alive,
-    is_masked,
-    mask,
-    mask_of_host,
-    own_process,
     pid_space_here,
     pid_start_of,
 )
@@ -119,11 +114,6 @@ class Topology:
     pid_space: str = field(default_factory=lambda: pid_space_here())
     pid_start: str = field(default_factory=lambda: pid_start_of(os.getpid()))
 
-    @property
-    def has_identity(self) -> bool:
-        """Whether it names host, boot and job; False: they are masked."""
-        return not is_masked({"pid_space": self.pid_space})
-
 
 def detect(
     *,
@@ -222,21 +212,6 @@ def lost_driver() -> str:
     if is_alive(_launch["driver"]) is False:
         return "driver lost: the process that called ds.launch is gone"
     return ""
-
-
-def masked(topology: Topology, salt: str) -> Topology:
-    """The topology of this process without the names of host, boot and job, which become masks.
-
-    With the same salt (32 bytes at most) the same name has the same mask, so that ranks of one run can be
-    compared and `is_alive` still works on their host. Of another salt, masks say nothing.
-    """
-    if not topology.has_identity:
-        return topology
-    job, plus, starts = topology.incarnation.partition("+")
-    # A random name identifies no one, and ds.launch looks for the one that it gave.
-    is_random = re.fullmatch("[0-9a-f]{32}", job) is not None
-    incarnation = topology.incarnation if is_random or not job else f"{mask(salt, job)}{plus}{starts}"
-    return replace(topology, incarnation=incarnation, host=mask_of_host(salt), **own_process(salt))
 
 
 def hyper_config(environ: Mapping[str, str] | None = None) -> str:

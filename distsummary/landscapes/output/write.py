@@ -279,7 +279,7 @@ def _publish_for_mindinsight(run_dir: RunDir, events: Sequence[Event]) -> None:
         known = (stamp_of(path.name) for path in all_event_files(run_dir.base))
         stamp = min((one for one in known if one is not None), default=stamp + 1) - 1
         _log.info("the run is still training: MindInsight shows the landscapes when it is started again")
-    name = SegmentName(source=LANDSCAPE, host=files.host(run_dir.base), pid=files.pid())
+    name = SegmentName(source=LANDSCAPE, host=files.host(), pid=files.pid())
     data = b"".join(frame(payload) for payload in payloads)
     publish(run_dir.base / name.file_name(MINDSPORE, stamp), data)
 

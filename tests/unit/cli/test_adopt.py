@@ -29,12 +29,12 @@ def record(prefix, rank, steps=3):
             record.record(step)
 
 
-def train(prefix, rank, world_size=2, incarnation="host:1+0", **options):
+def train(prefix, rank, world_size=2, incarnation="host:1+0"):
     """What a rank writes in a training that was given `prefix + str(rank)`."""
     place = Topology(rank=rank, world_size=world_size, incarnation=incarnation)
     directory = RunDir(f"{prefix}{rank}").create()
     coordinator = LocalCoordinator(directory)
-    collector = SummaryCollector(directory.base, topology=place, coordinator=coordinator, **options)
+    collector = SummaryCollector(directory.base, topology=place, coordinator=coordinator)
     with Run(callbacks=[collector], topology=place) as run:
         for step in run.steps(range(1, 4)):
             run.log(loss=float(10 * rank + step))
@@ -97,16 +97,6 @@ def test_ranks_that_know_their_own_directory_write_into_it_and_are_adopted(nasty
     assert points(prefix, "loss") == [(1, 6.0), (2, 7.0), (3, 8.0)]
     assert json.loads(read_lineage(prefix).evaluation.metric) == {"accuracy": 0.625}
     assert fsck(prefix).exit_code == 0
-
-
-def test_ranks_that_hide_their_host_stay_without_it(nasty_tmp_path):
-    prefix = f"{nasty_tmp_path}/summary_dir"
-    for rank in range(2):
-        train(prefix, rank, identity=False)
-    adopt(prefix)
-    assert merge_run(prefix).ranks == (0, 1)
-    assert RunDir(prefix).read_manifest()["identity"] is False
-    assert {path.name.count(".host-") for path in nasty_tmp_path.rglob("events.*")} == {1}
 
 
 def test_a_rank_without_a_directory_is_missing(nasty_tmp_path):

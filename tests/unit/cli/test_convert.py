@@ -193,7 +193,7 @@ def test_the_fixed_buckets_of_a_shard_survive_the_way_to_tensorboards_dialect(na
 
 def test_the_host_of_a_converted_file_is_this_one(nasty_tmp_path: Path):
     class NamedHost(Files):
-        def host(self, directory: Path) -> str:
+        def host(self) -> str:
             return "here"
 
     write(nasty_tmp_path / "run", ("mindspore",))

@@ -90,7 +90,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "dataset_graph": (1, InvalidTypeError), "max_histograms": (0, InvalidValueError),
     "tensor_freq": (True, InvalidTypeError), "norm_precision": ("bf16", InvalidValueError),
     "collect_landscape": ([], InvalidTypeError), "deal": ("ranks", InvalidValueError),
-    "identity": (0, InvalidTypeError), "private": ("no", InvalidTypeError),
+    "private": ("no", InvalidTypeError),
     "formats": (["csv"], InvalidValueError), "rank_formats": ([], InvalidValueError),
     "export_npy": ("npy", InvalidTypeError),
     "collectors": ("threads", InvalidValueError), "rotate_bytes": (1, InvalidValueError),

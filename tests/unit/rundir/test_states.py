@@ -34,7 +34,7 @@ def run(nasty_tmp_path: Path) -> RunDir:
 def gone() -> dict[str, Any]:
     """The fields of a process that has ended."""
     script = (
-        "import json; from distsummary.rundir.topology import own_process; print(json.dumps(own_process()))"
+        "import json; from distsummary.base.processes import own_process; print(json.dumps(own_process()))"
     )
     found: dict[str, Any] = json.loads(run_python("-c", script).stdout)
     return found

@@ -21,7 +21,6 @@ from distsummary.rundir.topology import (
     in_notebook,
     job_name,
     launch_token,
-    masked,
 )
 
 TORCHRUN = {
@@ -293,29 +292,6 @@ def test_a_process_lives_from_its_start_to_its_end_and_elsewhere_no_one_knows() 
     assert is_alive(reported | {"pid_space": "another container"}) is None
     assert is_alive({"pid": reported["pid"]}) is None
     assert is_alive(dataclasses.asdict(find())) is True
-
-
-def test_a_masked_process_is_found_on_its_host_and_reports_nothing_else() -> None:
-    own = detect(environ=TORCHRUN, modules={})
-    hidden = masked(own, "0123456789abcdef")
-    assert (hidden.has_identity, own.has_identity) == (False, True)
-    assert masked(hidden, "another") == hidden
-    reported = dataclasses.asdict(hidden)
-    assert is_alive(reported) is True
-    assert is_alive(reported | {"pid_start": own.pid_start}) is False
-    assert is_alive(reported | {"pid_space": hidden.pid_space.replace("0123", "3210")}) is None
-    assert (hidden.pid, hidden.rank, hidden.session) == (own.pid, own.rank, own.session)
-    known = {own.host, own.pid_space.split()[0], own.pid_start, "10.0.0.1", "29500"}
-    assert not [word for word in known for text in map(str, reported.values()) if word in text]
-    assert hidden.incarnation == masked(own, "0123456789abcdef").incarnation
-    other = masked(own, "fedcba9876543210")
-    assert {other.host, other.incarnation, other.pid_start}.isdisjoint(map(str, reported.values()))
-    assert hidden.incarnation.endswith("+0")
-
-
-def test_the_id_of_a_launch_stays_for_ds_launch_to_find() -> None:
-    own = detect(environ={LAUNCH_ID: "0" * 32}, modules={})
-    assert masked(own, "salt").incarnation == own.incarnation == "0" * 32 + "+0"
 
 
 def test_the_real_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
