@@ -18,7 +18,6 @@ from distsummary.base.guard import Guard
 from distsummary.errors import DistSummaryError
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
-from distsummary.integrations.tested_hosts import name_untested
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, detect, launch_token
@@ -68,8 +67,6 @@ def begin_run(
     arguments = {"optimizer": optimizer, "initial_step": done, **options}
     directory = launch_dir(run_dir, detect())
     run = init(directory, watch=model, **arguments)
-    if run.rank == 0:
-        name_untested()
     return DoorRun(run, model, has_reports=has_reports), optimizer if len(optimizers) == 1 else None
 
 

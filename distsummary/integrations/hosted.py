@@ -72,12 +72,6 @@ class Hosted:
             lines = [f"- {name}: {value}" for name, value in read_config(config).flat.items()]
             self.run.text("host/config", "\n".join(lines))
 
-    def step(self, optimizer: Any) -> None:
-        """An optimizer that is none of torch's has stepped; it has `param_groups` as these have."""
-        if self._door is not None:
-            self._door.call(self._door.begin_step, optimizer, False)
-            self._door.call(self._door.end_step, optimizer, True)
-
     def log(self, numbers: Mapping[str, Any]) -> None:
         """The host reports numbers of the last step; anything else is left out."""
         if self._door is not None and self._door.run is not None:

@@ -18,7 +18,6 @@ from distsummary.base.columns import named
 from distsummary.base.guard import Guard, door
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import MESSAGE, Verdict
-from distsummary.integrations.tested_hosts import name_untested
 from distsummary.rundir.attempts import newest_attempt, note_deaths, note_state
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.rundir.states import read_run
@@ -74,7 +73,6 @@ class _Controller:
         self._run_dir = os.path.abspath(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
         self._before = -1  # the newest attempt of the run before the workers started
         self._noted: set[int] = set()  # ranks whose ends are noted
-        name_untested()
 
     def _find(self, run_name: str) -> None:
         """Find the run, as its ranks do; the DISTSUMMARY of Ray's processes precedes."""

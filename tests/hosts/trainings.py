@@ -232,42 +232,6 @@ def fabric(out: str, with_us: bool) -> list[Row]:
     return rows
 
 
-def keras(out: str, with_us: bool) -> list[Row]:
-    """Two epochs, each with an evaluation; Keras's own optimizer."""
-    os.environ["KERAS_BACKEND"] = "torch"
-    import keras as framework
-
-    rows: list[Row] = []
-
-    class Spy(framework.callbacks.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            gradients = [variable.value.grad for variable in self.model.trainable_variables]
-            rows.append((losses.pop(), 0.05, nn.utils.get_total_norm(gradients).item()))
-
-    losses: list[float] = []
-
-    class Loss(framework.losses.Loss):  # type: ignore[misc]
-        def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            loss = mse_loss(y_pred[:, 0], y_true)
-            if torch.is_grad_enabled():
-                losses.append(loss.item())
-            return loss
-
-    callbacks: list[Any] = [Spy()]
-    if with_us:
-        from distsummary.integrations.keras import DistSummaryCallback
-
-        callbacks.append(DistSummaryCallback("run"))
-    framework.utils.set_random_seed(1)
-    model = framework.Sequential([framework.layers.Input((4,)), framework.layers.Dense(1)])
-    model.compile(framework.optimizers.SGD(0.05), loss=Loss())
-    x = Data(2 * STEPS // 2).x
-    model.fit(
-        x, x.sum(1), batch_size=2, epochs=2, verbose=0, callbacks=callbacks, validation_data=(x, x.sum(1))
-    )
-    return rows
-
-
 def trl(out: str, with_us: bool) -> list[Row]:
     """Supervised fine-tuning of a small language model, made here."""
     from datasets import Dataset
