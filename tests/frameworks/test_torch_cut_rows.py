@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,16 +19,13 @@ def draw(batches: Any, **more: Any) -> LossGrid:
 
 
 @pytest.mark.parametrize("engine", ["torch-row", "torch-graph", "torch-graph x4"])
-@pytest.mark.parametrize("evaluation", [None, Evaluation(tolerance=0.05)], ids=["all", "tolerance"])
 def test_the_losses_are_the_same_bits_however_long_a_point_takes(
-    engine: str, evaluation: Evaluation | None, cut_calls: Callable[[int], None]
+    engine: str, cut_calls: Callable[[int], None]
 ) -> None:
     net = make_net(Mlp)
-    more: dict[str, Any] = {"size": 9, "engine": engine, "evaluation": evaluation}
+    more: dict[str, Any] = {"size": 9, "engine": engine}
     batches = [net.batch(16) for _ in range(4)]
     quick = draw(batches, **more)
-    if evaluation:
-        assert len(np.unique(quick.quantities["rows"])) > 1
     cut_calls(1)
     assert draw(batches, **more).z.tobytes() == quick.z.tobytes()
 

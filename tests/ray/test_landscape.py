@@ -403,7 +403,7 @@ def test_a_loader_that_shuffles_gives_every_worker_the_same_data() -> None:
     grids = [
         draw(
             workers, size=7, batches=DataLoader(data, batch_size=5, shuffle=True),
-            evaluation=Evaluation(streamed=True, tolerance=0.2),
+            evaluation=Evaluation(streamed=True),
         )
         for workers in (0, 2)
     ]  # fmt: skip

@@ -10,10 +10,9 @@ from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import Array, Directions, Recipe, Weights
 from distsummary.landscapes.engines.engine import Task, processor
-from distsummary.landscapes.model.data import batch_facts, batch_labels, batch_rows, data_sets
+from distsummary.landscapes.model.data import batch_facts, batch_rows, data_sets
 from distsummary.landscapes.model.quantities import BatchFacts, Tally, quantity_names
 from distsummary.landscapes.model.user_code import (
-    CLASSES_NEED_ROWS,
     apply_metric,
     batch_name,
     bind_loss,
@@ -80,7 +79,7 @@ class NaiveEngine:
         """The batches of a data set, each with its facts (such as its weight) and its name for messages."""
         for number, batch in enumerate(self._data[name], 1):
             called = batch_name(number, name)
-            yield batch, batch_facts(batch, self._mode, self._evaluation, called), called
+            yield batch, batch_facts(batch, self._mode, called), called
 
     def set_plane(self, centre: Weights, recipe: Recipe) -> None:
         """See Engine."""
@@ -113,11 +112,9 @@ class NaiveEngine:
         """The quantities for the current values of the parameters."""
         found = []
         for name in self._data:
-            tally = Tally(self._evaluation, 1, has_rows=self._evaluation.wants_rows)
+            tally = Tally(self._evaluation, 1, has_rows=self._evaluation.stderr)
             for batch, facts, called in self._batches(name):
-                tally.add(slice(None), in_batch(called, self._reading, batch)[None], facts)
-                if not len(tally.active):
-                    break
+                tally.add(in_batch(called, self._reading, batch)[None], facts)
             found.append(tally.values()[0])
         return np.concatenate(found)
 
@@ -128,7 +125,7 @@ class NaiveEngine:
         if losses.ndim > 1:
             raise LandscapeError(loss_shape_error(self._loss_name, losses.shape))
         found = [losses.mean()]
-        if self._evaluation.wants_rows:
+        if self._evaluation.stderr:
             # Without the losses of rows, these columns make `is_apart` true, so that batches give the
             # standard error.
             has_rows = losses.shape == (batch_rows(batch),)
@@ -138,11 +135,6 @@ class NaiveEngine:
             if value.size != 1:
                 raise LandscapeError(metric_shape_error(name, value.shape))
             found.append(float(value.reshape(())))
-        if self._evaluation.classes:
-            labels = np.asarray(batch_labels(batch)).reshape(-1)
-            if losses.shape != labels.shape:
-                raise LandscapeError(CLASSES_NEED_ROWS)
-            found += [losses[labels == number].sum() for number in range(self._evaluation.classes)]
         return np.array(found)
 
     def close(self) -> None:

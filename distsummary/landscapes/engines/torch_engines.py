@@ -157,8 +157,7 @@ class TorchEngine:
         moved = to_device(batch, self._loan.device, self._dtype)
         if "channels_last" in self.choice.options:
             moved = as_channels_last(moved)
-        counted = to_device(batch, "cpu") if self._evaluation.classes else batch
-        return Loaded(moved, batch_facts(counted, self._mode, self._evaluation, name), name)
+        return Loaded(moved, batch_facts(batch, self._mode, name), name)
 
     def _batches(self, name: str) -> Iterable[Loaded]:
         return self._on_device(name, self._data[name]) if self.is_streamed else self._data[name]
@@ -238,35 +237,30 @@ class TorchEngine:
         if not self._is_at_centre:
             self._place(self._centre)
             self._is_at_centre = True
-        return self._values(len(xs), lambda points, batches: self._readings(y, xs[points], batches))
+        return self._values(len(xs), lambda batches: self._readings(y, xs, batches))
 
     @torch.inference_mode()
     def state_values(self, state: Weights) -> Array:
         """See Engine."""
         self._is_at_centre = False
         self._place(state)
-        return np.asarray(self._values(1, lambda _, batches: self._read_here(batches)[:, None])[0])
+        return np.asarray(self._values(1, lambda batches: self._read_here(batches)[:, None])[0])
 
-    def _values(self, count: int, read: Any) -> Array:
-        """The quantities at `count` points; `read(points, batches)` gives (batches, points, columns)."""
+    def _values(self, count: int, read: Callable[[Sequence[Loaded]], Tensor]) -> Array:
+        """The quantities at `count` points; `read(batches)` gives (batches, points, columns)."""
         tallies = {
             name: Tally(self._evaluation, count, has_rows=self._measure.has_rows) for name in self._data
         }
-        if self.is_streamed or self._evaluation.stops_early:
-            # Batch by batch, at the points that still need more.
-            for name, tally in tallies.items():
-                for loaded in self._batches(name):
-                    points = tally.active
-                    if not len(points):
-                        break
-                    tally.add(points, on_host(read(points, [loaded]))[0], loaded.facts)
+        batches = ((tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name))
+        if self.is_streamed:
+            for tally, loaded in batches:
+                tally.add(on_host(read([loaded]))[0], loaded.facts)
         else:
             # All batches are launched before this thread waits, once, for the device.
-            batches = [(tally, loaded) for name, tally in tallies.items() for loaded in self._batches(name)]
-            everywhere = slice(None)
-            readings = on_host(read(everywhere, [loaded for _, loaded in batches]))
-            for (tally, loaded), reading in zip(batches, readings, strict=True):
-                tally.add(everywhere, reading, loaded.facts)
+            held = list(batches)
+            readings = on_host(read([loaded for _, loaded in held]))
+            for (tally, loaded), reading in zip(held, readings, strict=True):
+                tally.add(reading, loaded.facts)
         return np.concatenate([tally.values() for tally in tallies.values()], axis=1)
 
     def _readings(self, y: float, xs: Array, batches: Sequence[Loaded]) -> Tensor:

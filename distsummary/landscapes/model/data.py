@@ -7,12 +7,10 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from distsummary.base.checks import check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.model.batches import inside, shape_of
-from distsummary.landscapes.model.quantities import BatchFacts, Evaluation
+from distsummary.landscapes.model.quantities import BatchFacts
 from distsummary.landscapes.model.repeatable_loader import refuse_unsteady, steady
 from distsummary.landscapes.model.user_code import batch_name
 
@@ -179,37 +177,8 @@ def mindspore_batches(batches: Sequence[Any], num_samples: int) -> list[Any]:
     return list(batches[:count])
 
 
-def batch_facts(batch: Any, mode: str, evaluation: Evaluation, name: str = "a batch") -> BatchFacts:
-    """The weight of a batch, its number of rows, and its number of rows of each class.
-
-    Raises LandscapeError for a batch without rows and, if classes are requested, for labels that do not fit.
-    """
-    rows, classes = batch_rows(batch), evaluation.classes
+def batch_facts(batch: Any, mode: str, name: str = "a batch") -> BatchFacts:
+    """The weight of a batch and its number of rows; raises LandscapeError for a batch without rows."""
+    rows = batch_rows(batch)
     _refuse_no_rows(rows, name)
-    weight = rows if mode == "standard" else 1.0
-    if not classes:
-        return BatchFacts(weight=weight, rows=rows, class_rows=np.zeros(0))
-    found = np.asarray(batch_labels(batch))
-    labels = found.reshape(-1)
-    if len(labels) != rows:
-        raise LandscapeError(
-            f"losses by class need one label for each of the {rows} rows of {name}, got shape "
-            f"{found.shape}; give the index of each row's class, or use classes=0"
-        )
-    outside = labels[~np.isin(labels, np.arange(classes))]
-    if len(outside):
-        raise LandscapeError(
-            f"with classes={classes} labels must be in [0, {classes - 1}], got {outside[0]} in {name}; "
-            "increase classes, or leave out the rows with other labels"
-        )
-    class_rows = (labels[None] == np.arange(classes)[:, None]).sum(axis=1).astype(np.float64)
-    return BatchFacts(weight=weight, rows=rows, class_rows=class_rows)
-
-
-def batch_labels(batch: Any) -> Any:
-    """The labels of a batch (inputs, labels); raises InvalidTypeError for any other batch."""
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise InvalidTypeError(
-            f"losses by class need batches (inputs, labels), got a {type(batch).__name__}; use classes=0"
-        )
-    return batch[1]
+    return BatchFacts(weight=rows if mode == "standard" else 1.0, rows=rows)

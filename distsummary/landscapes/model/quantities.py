@@ -2,7 +2,7 @@
 
 For each point, a batch gives one *reading*: a row of numbers, see `Tally`. The quantities of a data set are
 computed from the weighted sums of its readings. All points see the batches in the same order, so two points
-differ only in their parameters (a paired comparison), even if the sums stop early.
+differ only in their parameters (a paired comparison).
 
 In the formulas below, sums go over batches; l and w are a batch's loss and weight; m is the mean loss,
 sum w l / sum w. The standard error of the loss is computed
@@ -15,7 +15,6 @@ sum w l / sum w. The standard error of the loss is computed
 `Tally` sums differences from the first batch's loss, because sums of the squares of l would lose digits.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,16 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.recipe import Array
 
 BN_MODES = ("eval", "batch", "recompute")
 PRECISIONS = ("", "tf32", "bf16", "fp16", "float64")
 REDUCED = ("tf32", "bf16", "fp16")  # the error of these precisions is measured and stored
-MIN_BATCHES = 4  # needed to stop if the standard error is computed from batches
-MIN_ROWS = 30  # needed to stop: the standard error of few rows may be near 0 by chance
-MAX_CLASSES = 1 << 20  # a tally stores two numbers per class for every point of a chunk
 LOSS = "loss"
 SAME = 1e-4  # up to this relative difference, a batch's loss and the mean of its rows count as equal
 
@@ -44,13 +40,7 @@ class Evaluation:
     Attributes:
         metrics: name -> function `f(outputs, targets)` that returns the mean over the rows of a batch. With
             metrics a `batch_loss` must return (loss, outputs), and the metrics get (outputs, batch).
-        classes: also compute the mean loss of the rows of each class 0 .. classes-1, as "loss[0]" and so on;
-            targets must be labels of these classes.
         stderr: also compute the standard error of the loss.
-        tolerance: stop adding batches to a point once the standard error of its loss is at most this and at
-            least 30 rows are added; all points see the batches in the same order, so shuffle the data.
-        cap: stop after the first batch if its loss is above this or NaN; the point keeps that loss. The
-            cap may be any number; with infinity only points with a NaN loss stop.
         bn_mode: for models with batch normalization. "eval": running statistics; "batch": statistics of each
             batch; "recompute": running statistics computed again at every point from all batches of the first
             data set; "": "batch" in mode "mindspore", otherwise "eval".
@@ -64,10 +54,7 @@ class Evaluation:
     """
 
     metrics: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    classes: int = 0
     stderr: bool = False
-    tolerance: float | None = None
-    cap: float | None = None
     bn_mode: str = ""
     precision: str = ""
     streamed: bool | None = None
@@ -77,44 +64,21 @@ class Evaluation:
         for name, metric in self.metrics.items():
             if not isinstance(name, str) or not callable(metric):
                 raise InvalidTypeError(f"metrics must map names to functions, got {name!r}: {metric!r}")
-        if reserved := sorted(set(self.metrics) & {LOSS, "stderr", "rows"}):
+        if reserved := sorted(set(self.metrics) & {LOSS, "stderr"}):
             raise InvalidValueError(f"metrics must not be called {', '.join(reserved)}; choose other names")
-        check_int("classes", self.classes, low=0, high=MAX_CLASSES)
         check_type("stderr", self.stderr, bool)
         check_type("streamed", self.streamed, bool, optional=True)
-        check_type("tolerance", self.tolerance, (int, float), optional=True)
-        check_type("cap", self.cap, (int, float), optional=True)
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise InvalidValueError(f"tolerance must be > 0, got {self.tolerance!r}")
-        if self.cap is not None and not self.cap > -math.inf:
-            raise InvalidValueError(
-                f"cap must be a number or infinity, got {self.cap!r}, which stops every point after one "
-                "batch; leave it out"
-            )
         check_choice("bn_mode", self.bn_mode, ("", *BN_MODES))
         check_choice("precision", self.precision, PRECISIONS)
-        if self.bn_mode == "recompute" and (self.streamed or self.stops_early):
+        if self.bn_mode == "recompute" and self.streamed:
             raise InvalidValueError(
-                "bn_mode='recompute' reads all batches twice at every point, which excludes streamed, "
-                "tolerance and cap; leave these out or use bn_mode='batch'"
+                "bn_mode='recompute' reads all batches twice at every point, which excludes streamed; leave "
+                "it out or use bn_mode='batch'"
             )
-
-    @property
-    def stops_early(self) -> bool:
-        """Whether the evaluation of a point may stop before the last batch."""
-        return self.tolerance is not None or self.cap is not None
-
-    @property
-    def wants_rows(self) -> bool:
-        """Whether the loss of each single row is needed."""
-        return self.stderr or self.tolerance is not None or self.classes > 0
 
     def quantities(self) -> tuple[str, ...]:
         """The names of the quantities of a data set at a point."""
-        errors = ("stderr",) if self.stderr or self.tolerance is not None else ()
-        rows = ("rows",) if self.stops_early else ()
-        by_class = (f"{LOSS}[{number}]" for number in range(self.classes))
-        return (LOSS, *self.metrics, *by_class, *errors, *rows)
+        return (LOSS, *self.metrics, *(("stderr",) if self.stderr else ()))
 
 
 def refuse_unfit(evaluation: Evaluation, mode: str, *, is_torch: bool) -> None:
@@ -145,116 +109,76 @@ def quantity_names(evaluation: Evaluation, data: Sequence[str]) -> tuple[str, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
-    """A batch's weight in the loss of a point, its number of rows, and its number of rows of each class."""
+    """A batch's weight in the loss of a point, and its number of rows."""
 
     weight: float
     rows: int
-    class_rows: Array
 
 
 class Tally:
     """The sums over the batches of one data set, for a block of points.
 
     `readings` are float64 (points, columns). The columns are: the loss; if `has_rows`, the unweighted means,
-    in float64, of the rows' losses and of their squares; the metrics; each class's SUM of its rows' losses.
+    in float64, of the rows' losses and of their squares; the metrics.
     """
 
     def __init__(self, evaluation: Evaluation, points: int, *, has_rows: bool) -> None:
         self._evaluation = evaluation
         self._by_rows = np.full(points, has_rows)
         self._of_rows = 2 * has_rows  # the number of columns about rows
-        self._means = 1 + self._of_rows + len(evaluation.metrics)
-        self._sums = np.zeros((points, self._means))
-        self._class_sums = np.zeros((points, evaluation.classes))
-        self._class_rows = np.zeros((points, evaluation.classes))
-        self._weight, self._rows, self._batches = np.zeros(points), np.zeros(points), np.zeros(points)
+        self._sums = np.zeros((points, 1 + self._of_rows + len(evaluation.metrics)))
+        self._weight = self._rows = self._batches = 0.0
         self._origin = np.zeros(points)  # the first batch's loss; below, d is l - origin
         self._moments = np.zeros((points, 3))  # the sums of w d, w d^2 and w v
         self._squares = np.zeros((points, 3))  # the sums of w^2, w^2 d and w^2 d^2
-        self._is_cut = np.zeros(points, bool)
 
-    @property
-    def active(self) -> Array:
-        """The indices of the points that need more batches."""
-        is_done = self._is_cut
-        if self._evaluation.tolerance is not None:
-            # The rows of a single batch can give a standard error; without them, it takes several batches.
-            enough = np.where(self._by_rows, 1, MIN_BATCHES)
-            is_known = (self._batches >= enough) & (self._rows >= MIN_ROWS)
-            is_done = is_done | (is_known & (self.stderr() <= self._evaluation.tolerance))
-        return np.flatnonzero(~is_done)
-
-    def add(self, points: Array | slice, readings: Array, facts: BatchFacts) -> None:
-        """Add a batch's readings at `points`, which are indices or a slice.
-
-        Raises LandscapeError if losses by class are requested and rows have different weights.
-        """
-        weight, loss, is_first = facts.weight, readings[:, 0], self._batches[points] == 0
+    def add(self, readings: Array, facts: BatchFacts) -> None:
+        """Add a batch's readings at all points."""
+        weight, loss = facts.weight, readings[:, 0]
         # The losses of diverged points are not finite.
         with np.errstate(invalid="ignore", over="ignore"):
-            self._sums[points] += weight * readings[:, : self._means]
-            if self._evaluation.classes:
-                self._class_sums[points] += readings[:, self._means :]
-                self._class_rows[points] += facts.class_rows
-            if self._evaluation.wants_rows:
-                self._origin[points] = np.where(is_first, loss, self._origin[points])
-                away = loss - self._origin[points]
+            self._sums += weight * readings
+            if self._evaluation.stderr:
+                if not self._batches:
+                    self._origin = loss.copy()
+                away = loss - self._origin
                 variance = np.zeros_like(away)
                 if self._of_rows:
                     variance = readings[:, 2] - readings[:, 1] ** 2
                     # One batch whose loss is not the mean of its rows' losses is enough: from then on, the
                     # standard error of these points is computed from batches.
-                    self._by_rows[points] &= ~is_apart(*readings[:, :3].T)
-                    if self._evaluation.classes and not self._by_rows.all():
-                        raise LandscapeError(CLASSES_NEED_MEANS)
-                self._moments[points] += weight * np.stack((away, away**2, variance), axis=1)
-                self._squares[points] += weight**2 * np.stack((np.ones_like(away), away, away**2), axis=1)
-        self._weight[points] += weight
-        self._rows[points] += facts.rows
-        self._batches[points] += 1
-        if self._evaluation.cap is not None:
-            # The comparison is written so that NaN counts as above the cap.
-            self._is_cut[points] |= is_first & ~(loss <= self._evaluation.cap)
+                    self._by_rows &= ~is_apart(*readings[:, :3].T)
+                self._moments += weight * np.stack((away, away**2, variance), axis=1)
+                self._squares += weight**2 * np.stack((np.ones_like(away), away, away**2), axis=1)
+        self._weight += weight
+        self._rows += facts.rows
+        self._batches += 1
 
     def stderr(self) -> Array:
         """The standard error of each point's loss so far, (points,); NaN until there are enough data."""
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             # The two formulas at the top of this module, written with sums of d = l - origin.
-            mean, mean_square, within = (self._moments / self._weight[:, None]).T
+            mean, mean_square, within = (self._moments / self._weight).T
             by_rows = np.sqrt(np.clip(within + mean_square - mean**2, 0, None) / (self._rows - 1))
             spread = self._squares @ np.array([0, 0, 1.0])
             spread = spread - 2 * mean * self._squares[:, 1] + mean**2 * self._squares[:, 0]
-            factor = self._batches / (self._batches - 1)
+            factor = np.float64(self._batches) / (self._batches - 1)
             by_batches = np.sqrt(np.clip(factor * spread, 0, None)) / self._weight
         is_known = np.where(self._by_rows, self._rows, self._batches) > 1
         return np.where(is_known, np.where(self._by_rows, by_rows, by_batches), np.nan)
 
     def values(self) -> Array:
-        """The quantities, float64 (points, quantities); the loss of a class without rows is NaN.
+        """The quantities, float64 (points, quantities).
 
-        Raises LandscapeError if no batch was added to some point.
+        Raises LandscapeError if no batch was added.
         """
-        if not self._batches.all():
+        if not self._batches:
             raise LandscapeError("a data set holds no batches; give a loader that can be read again")
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means = self._sums / self._weight[:, None]
-            # The columns about rows serve only the standard error and are not quantities themselves.
-            kept = np.delete(means, slice(1, 1 + self._of_rows), axis=1)
-            parts = [kept, self._class_sums / self._class_rows]
-        if "stderr" in self._evaluation.quantities():
-            parts.append(self.stderr()[:, None])
-        if self._evaluation.stops_early:
-            parts.append(self._rows[:, None])
-        return np.concatenate(parts, axis=1)
+        # The columns about rows serve only the standard error and are not quantities themselves.
+        found = np.delete(self._sums / self._weight, slice(1, 1 + self._of_rows), axis=1)
+        return np.column_stack((found, self.stderr())) if self._evaluation.stderr else found
 
 
 def is_apart(loss: Array, mean: Array, square: Array) -> Array:
     """Whether a loss differs from the unweighted mean of its rows' losses; False if these are not finite."""
     return np.asarray(np.abs(mean - loss) > SAME * np.sqrt(square))
-
-
-CLASSES_NEED_MEANS = (
-    "losses by class need a loss that is the mean of its rows' losses, got a criterion that weights rows or "
-    "leaves some out; use one that does neither, or a batch_loss= of (model, batch) that returns one loss "
-    "per row"
-)

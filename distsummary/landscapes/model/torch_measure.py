@@ -1,4 +1,4 @@
-"""Computes a torch model's loss, metrics and sums by class for a batch, as an `Evaluation` requests them."""
+"""Computes a torch model's loss and metrics for a batch, as an `Evaluation` requests them."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.recipe import Array
-from distsummary.landscapes.model.data import batch_labels, batch_rows
+from distsummary.landscapes.model.data import batch_rows
 from distsummary.landscapes.model.quantities import Evaluation, is_apart
 from distsummary.landscapes.model.torch_memory import spread, to_device
 from distsummary.landscapes.model.user_code import (
-    CLASSES_NEED_ROWS,
     apply_metric,
     bind_loss,
     hint,
@@ -34,9 +33,8 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Measure:
     """Computes readings (rows of numbers, see `quantities`) of the model with its current values.
 
-    `measure(batch)` returns a scalar tensor for each number, except that the sums by class are one tensor
-    (classes,), the last. The call does not wait for a GPU; it raises LandscapeError if a loss or metric is
-    not a number.
+    `measure(batch)` returns a scalar tensor for each number. The call does not wait for a GPU; it raises
+    LandscapeError if a loss or metric is not a number.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any, evaluation: Evaluation, device: torch.device) -> None:
@@ -47,14 +45,14 @@ class Measure:
         self._evaluation, self._device = evaluation, device
         self._loss_name = loss_name(loss_fn)
         self._loss = bind_loss(model, loss_fn, moved if spread(model) else None)
-        self._by_rows = _by_rows(loss_fn) if evaluation.wants_rows else None
+        self._by_rows = _by_rows(loss_fn) if evaluation.stderr else None
         self._autocast = AUTOCAST.get(evaluation.precision)
         self.has_rows = False
 
     @torch.inference_mode()
     def probe(self, batch: Any) -> None:
         """Find out with a batch whether each row's loss is available, perhaps through reduction "none"."""
-        if self._evaluation.wants_rows:
+        if self._evaluation.stderr:
             found, outputs, targets = self._loss(batch)
             if self._by_rows is not None:
                 try:
@@ -69,8 +67,6 @@ class Measure:
             # rows or leaves some out.
             columns = torch.stack([loss.double(), *_sums(loss, rows)]).cpu().numpy()
             self.has_rows = rows is not None and not is_apart(*columns)
-        if self._evaluation.classes and not self.has_rows:
-            raise LandscapeError(CLASSES_NEED_ROWS)
         # A whole reading, so that an unusable metric raises its error here.
         self(batch)
 
@@ -90,8 +86,6 @@ class Measure:
                     if value.numel() != 1:
                         raise LandscapeError(metric_shape_error(name, value.shape))
                     columns.append(value.reshape(()))
-                if self._evaluation.classes:
-                    columns.append(self._class_sums(rows, batch))
                 return tuple(columns)
             except RuntimeError as error:
                 if any(sign in str(error).lower() for sign in ("require grad", "inference tensor")):
@@ -126,13 +120,6 @@ class Measure:
         if value.is_complex():
             raise LandscapeError(no_number_error(what, found))
         return value.to(self._device).detach()
-
-    def _class_sums(self, rows: Tensor | None, batch: Any) -> Tensor:
-        numbers = torch.arange(self._evaluation.classes, device=self._device)
-        members = torch.as_tensor(batch_labels(batch), device=self._device).reshape(1, -1) == numbers[:, None]
-        if rows is None or len(rows) != members.shape[1]:
-            raise LandscapeError(CLASSES_NEED_ROWS)
-        return members.to(rows.dtype) @ rows
 
 
 def join(columns: Sequence[Tensor]) -> Tensor:

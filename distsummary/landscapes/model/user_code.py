@@ -16,10 +16,6 @@ OWN_LOSS = (
     "batches that are dicts of its arguments, and batch_loss=lambda model, batch: model(**batch).loss"
 )
 NO_OUTPUTS = "metrics need a batch_loss that returns (loss, outputs)"
-CLASSES_NEED_ROWS = (
-    "losses by class need a loss_fn or batch_loss that returns one loss for each row of the batch "
-    "(reduction='none')"
-)
 SHOWN = 60  # characters of a wrong value that a message shows
 
 T = TypeVar("T")

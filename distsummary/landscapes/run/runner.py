@@ -177,9 +177,6 @@ class _Drawing:
         """Have the workers evaluate the points `wanted` of each grid, and all points of the paths."""
         task, total = self._task, count_points(self._task.planes)
         size, align = piece(task.choice, GRID_CHUNK), piece(task.choice, 1)
-        # The unfinished points of a chunk are regrouped, so no chunk may be divided.
-        if align > 1 and task.evaluation.stops_early:
-            align = size
         data_sets = list(task.batches) if isinstance(task.batches, Mapping) else [""]
         scheduler = Scheduler(
             plan_chunks(task.planes, grid_chunk=size, wanted=wanted),

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary import Evaluation
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.model.data import (
     batch_bytes,
@@ -191,45 +190,16 @@ def test_a_loader_that_changes_is_refused_by_the_name_of_its_data_set() -> None:
     assert read_data(Changing(1), streamed=False, limit=1)[1] is False  # it is read once
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([0, 2, 1], r"with classes=2 labels must be in \[0, 1\], got 2"),
-        ([0, -100, 1], r"got -100"),
-        ([0.0, 0.5, 1.0], r"got 0\.5"),
-        ([0, 1], r"one label for each of the 3 rows of a batch, got shape \(2,\)"),
-        ([[1, 0], [0, 1], [1, 0]], r"got shape \(3, 2\)"),
-    ],
-)
-def test_labels_that_are_no_classes_are_named(labels: list[Any], message: str) -> None:
-    with pytest.raises(LandscapeError, match=message):
-        batch_facts((np.zeros((3, 2)), np.array(labels)), "standard", Evaluation(classes=2))
-
-
-def test_labels_in_a_column_are_counted() -> None:
-    facts = batch_facts((np.zeros((3, 2)), np.array([[0], [1], [1]])), "standard", Evaluation(classes=2))
-    np.testing.assert_array_equal(facts.class_rows, [1, 2])
-
-
-@pytest.mark.parametrize("found", [np.zeros(3), (np.zeros(3),), (np.zeros(3),) * 3, {"x": np.zeros(3)}])
-def test_losses_by_class_need_pairs(found: Any) -> None:
-    with pytest.raises(
-        InvalidTypeError, match=r"need batches \(inputs, labels\), got a (ndarray|tuple|dict)"
-    ):
-        batch_facts(found, "standard", Evaluation(classes=2))
-
-
 def test_a_batch_without_rows_is_refused() -> None:
     with pytest.raises(LandscapeError, match="a batch holds no rows; give batches with data"):
-        batch_facts((np.zeros((0, 2)), np.zeros(0)), "standard", Evaluation())
+        batch_facts((np.zeros((0, 2)), np.zeros(0)), "standard")
 
 
 def test_batches_count_by_their_rows_and_in_mode_mindspore_all_the_same() -> None:
     for rows in (1, 5):
-        found = [batch_facts(np.zeros((rows, 2)), mode, Evaluation()) for mode in ("standard", "mindspore")]
+        found = [batch_facts(np.zeros((rows, 2)), mode) for mode in ("standard", "mindspore")]
         assert [facts.weight for facts in found] == [rows, 1.0]
         assert [facts.rows for facts in found] == [rows, rows]
-        assert [facts.class_rows.size for facts in found] == [0, 0]
 
 
 def test_a_mapping_that_is_a_batch_is_no_mapping_of_data_sets() -> None:

@@ -184,7 +184,13 @@ CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
         ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
         ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
         ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),
-        ({"evaluation": Evaluation(metrics={"loss[0]": abs}, classes=3)}, "'loss.0.' twice"),
+        (
+            {
+                "batches": {"a": batches(), "a/b": batches()},
+                "evaluation": Evaluation(metrics={"b/loss": abs}),
+            },
+            "'a/b/loss' twice",
+        ),
         ({"batches": [*batches(), (np.ones((0, 4)), np.ones(0))]}, "batch 4 holds no rows"),
         (
             {"batches": (1 / 0 for _ in "a")},

@@ -65,20 +65,19 @@ def test_what_looks_like_another_kind_of_loss_function_gets_a_hint(
     assert failed.value.__notes__[-1] == "in batch 1"
 
 
-def test_a_point_gives_the_loss_metrics_classes_and_its_error() -> None:
-    engine = opened(metrics={"accuracy": accuracy}, classes=3, stderr=True)
-    loss, right, *rest = engine.row_values(0.0, np.array([0.0]))[0]
+def test_a_point_gives_the_loss_metrics_and_its_error() -> None:
+    engine = opened(metrics={"accuracy": accuracy}, stderr=True)
+    loss, right, error = engine.row_values(0.0, np.array([0.0]))[0]
     net = Mlp(np.float64)
     data, labels = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
     losses = row_losses(net(data), labels)
-    assert engine.quantities == ("loss", "accuracy", "loss[0]", "loss[1]", "loss[2]", "stderr")
+    assert engine.quantities == ("loss", "accuracy", "stderr")
     assert loss == pytest.approx(losses.mean(), rel=1e-12)
     assert right == pytest.approx(accuracy(net(data), labels), rel=1e-12)
-    expected = [losses[labels == number].mean() for number in range(3)]
-    np.testing.assert_allclose(rest, [*expected, losses.std(ddof=1) / np.sqrt(len(losses))])
+    assert error == pytest.approx(losses.std(ddof=1) / np.sqrt(len(losses)))
 
 
-def test_data_sets_early_stops_and_streams_are_those_of_every_engine() -> None:
+def test_data_sets_and_streams_are_those_of_every_engine() -> None:
     read = []
 
     class Loader:
@@ -86,20 +85,18 @@ def test_data_sets_early_stops_and_streams_are_those_of_every_engine() -> None:
             read.append(1)
             return iter(batches())
 
-    engine = opened(data={"all": Loader(), "first": batches()[:1]}, cap=0.0, streamed=True)
+    engine = opened(data={"all": Loader(), "first": batches()[:1]}, streamed=True)
     count = len(read)
     values = engine.row_values(0.3, np.array([0.0, 0.5]))
-    assert engine.quantities == ("all/loss", "all/rows", "first/loss", "first/rows")
-    np.testing.assert_array_equal(values[:, [1, 3]], 8)
-    np.testing.assert_array_equal(values[:, 0], values[:, 2])
+    assert engine.quantities == ("all/loss", "first/loss")
+    expected = opened(data=batches()).row_values(0.3, np.array([0.0, 0.5]))
+    np.testing.assert_array_equal(values[:, :1], expected)
     assert len(read) - count == 2  # this engine reads them for each point
 
 
-def test_means_are_enough_for_the_loss_but_not_for_classes() -> None:
+def test_means_are_enough_for_the_loss() -> None:
     exact = opened().row_values(0.3, np.array([0.5]))
     np.testing.assert_allclose(opened(cross_entropy).row_values(0.3, np.array([0.5])), exact, rtol=1e-6)
-    with pytest.raises(LandscapeError, match="one loss for each row"):
-        opened(cross_entropy, classes=3).row_values(0.0, np.array([0.0]))
     with pytest.raises(LandscapeError, match=r"got shape \(8, 3\)"):
         opened(lambda logits, _: logits).row_values(0.0, np.array([0.0]))
 
@@ -116,13 +113,6 @@ def test_a_metric_of_several_numbers_is_refused_by_its_name() -> None:
     with pytest.raises(LandscapeError, match=r"metric 'hits' must return one number .* got shape \(8,\)"):
         opened(metrics={"hits": lambda logits, labels: logits.argmax(axis=1) == labels})
     opened(metrics={"hits": lambda logits, labels: np.array([0.5])}).close()
-
-
-def test_labels_beyond_the_classes_and_losses_of_other_rows_are_refused() -> None:
-    with pytest.raises(LandscapeError, match=r"with classes=2 labels must be in \[0, 1\], got 2"):
-        opened(classes=2)
-    with pytest.raises(LandscapeError, match="one loss for each row"):
-        opened(lambda logits, labels: row_losses(logits, labels)[::2], classes=3)
 
 
 def test_streamed_data_that_can_be_read_once_alone_are_refused() -> None:
