@@ -78,32 +78,35 @@ class TorchSteps:
         if optimizer is None:
             return self._step_without_optimizer(run)
 
+        # The manager decides the scale; GradScaler multiplies and divides by it, and finds overflows.
+        scaler = None
+        if manager is not None:
+            scaler = torch.amp.GradScaler(_device_of(network).type, float(manager.get_loss_scale()))
+
         def step(batch: Any) -> Any:
             loss = _loss_in(run(batch))
             optimizer.zero_grad()
-            scale = 1.0 if manager is None else manager.get_loss_scale()
             # A scaled loss would overflow in float16.
-            scaled = loss if scale == 1 else loss.float() * scale
+            scaled = loss if scaler is None else scaler.scale(loss.float())
             # A loss of several elements is trained on their sum.
             torch.autograd.backward(scaled, None if loss.numel() == 1 else torch.ones_like(scaled))
-            if manager is None:
+            if manager is None or scaler is None:
                 optimizer.step()
                 return loss.detach()
-            held = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
-            gradients = [gradient for gradient in held if gradient is not None]
             # The optimizer gets gradients without the scale.
-            if scale != 1:
-                torch._foreach_mul_(gradients, 1 / scale)
-            if not manager.get_drop_overflow_update():
+            scaler.unscale_(optimizer)
+            scale, drops = scaler.get_scale(), manager.get_drop_overflow_update()
+            if drops:
+                # After an overflow the step is dropped: parameters and optimizer stay as they are.
+                scaler.step(optimizer)
+                scaler.update()
+            else:
                 optimizer.step()
-                manager.update_loss_scale(False)
-                return loss.detach()
-            # After an overflow the step is dropped: parameters and optimizer stay as they are.
-            overflow = not _all_finite(gradients)
-            if not overflow:
-                optimizer.step()
+            # GradScaler lowers its scale after an overflow; by how much is the manager's decision.
+            overflow = scaler.get_scale() < scale
             manager.update_loss_scale(overflow)
-            return loss.detach(), overflow, scale
+            scaler.update(float(manager.get_loss_scale()))
+            return (loss.detach(), overflow, scale) if drops else loss.detach()
 
         return step
 
@@ -215,10 +218,15 @@ class TorchSteps:
         self, network: nn.Module
     ) -> tuple[Callable[[Any], Any], Callable[[], contextlib.AbstractContextManager[Any]]]:
         """What moves a part of a batch to the network's device, and what makes the context of its forward."""
-        device = next((tensor.device for _, tensor in entries(network)), torch.device("cpu"))
+        device = _device_of(network)
         return _placing(device), partial(
             torch.autocast, device.type
         ) if self._mixed else contextlib.nullcontext
+
+
+def _device_of(network: nn.Module) -> torch.device:
+    """The device of the first tensor of the network."""
+    return next((tensor.device for _, tensor in entries(network)), torch.device("cpu"))
 
 
 def _local(network: nn.Module) -> nn.Module:
@@ -294,17 +302,6 @@ def _detached(outputs: Any) -> Any:
     if type(outputs) in (tuple, list):
         return type(outputs)(_detached(each) for each in outputs)
     return outputs
-
-
-def _all_finite(gradients: list[Tensor]) -> bool:
-    """Whether no gradient is NaN or infinite; of sharded ones, on any rank. Waits for the device."""
-    if not gradients:
-        return True
-    # One norm of all gradients, so that the host waits for the device once.
-    largest = torch.nn.utils.get_total_norm(gradients, norm_type=float("inf"))
-    # The norm of FSDP2's gradients is sharded; as a whole it is the same on all ranks, which then agree.
-    whole = getattr(largest, "full_tensor", None)
-    return bool(torch.isfinite(largest if whole is None else whole()))
 
 
 def outputs_of(network: nn.Module, array: Any) -> Any:

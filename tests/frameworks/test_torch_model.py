@@ -416,6 +416,13 @@ def test_a_step_that_overflows_is_dropped_or_made(bad):
             )
 
 
+def test_a_loss_scale_of_a_float16_network_is_refused():
+    network = nn.Linear(3, 2).half()
+    data = [(x.half(), y) for x, y in batches(1)]
+    with pytest.raises(ValueError, match="FP16 gradients"):
+        model_of(network, loss_scale_manager=ds.FixedLossScaleManager(8.0)).train(1, data)
+
+
 def test_a_loss_of_several_elements_is_trained_on_their_sum():
     data, mine, own = batches(1), nn.Linear(3, 2), nn.Linear(3, 2)
     own.load_state_dict(mine.state_dict())
