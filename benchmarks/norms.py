@@ -5,25 +5,22 @@ one run, ROUNDS times BLOCK steps of each, and the cost is the median over the r
 same steps without recording. The model is a transformer of 10.9 million parameters in 78 tensors, with fixed
 gradients; nothing is counted but optimizer.step() and what is added to it. One JSON line for each command:
 
-- `cost`: milliseconds per million parameters and step of `ds.init(norms=True)`, of the files too;
-  of "float64"; and of the loop `writer.add_scalar(name, p.grad.norm(), step)` of torch's SummaryWriter
-  for gradients, for gradients and weights, and for these with the number of elements that are not finite,
-  which are the values that norms=True records, except updates. "bare" is one call of torch._foreach_norm for
-  all weights and gradients, which records nothing: it says how fast the machine reads them at the time.
+- `cost`: milliseconds per million parameters and step of `ds.init(norms=True)`, of the files too; and of the
+  loop `writer.add_scalar(name, p.grad.norm(), step)` of torch's SummaryWriter for gradients, for gradients
+  and weights, and for these with the number of elements that are not finite, which are the values that
+  norms=True records, except updates. "bare" is one call of torch._foreach_norm for all weights and gradients,
+  which records nothing: it says how fast the machine reads them at the time.
 - `ranks`: on four gloo ranks with FSDP2, the sum over ranks in milliseconds a step, and how many collective
   operations torch's flight recorder has counted, against `p.grad.full_tensor().norm()` of every parameter,
   and the same for weights too.
 - `exact`: the largest relative error of the merged norms against those of `full_tensor().double()`, on four
-  gloo ranks with DDP, FSDP2, HSDP and TP, for both precisions.
-- `large`: the largest relative error for single tensors of up to 1e8 elements of mixed magnitudes.
-- `memory`: resident memory in MiB after every tenth of `--steps` steps of a small model.
+  gloo ranks with DDP, FSDP2, HSDP and TP.
 """
 
 import argparse
 import json
 import os
 import pickle
-import resource
 import statistics
 import subprocess
 import sys
@@ -40,7 +37,6 @@ from torch import Tensor, nn
 import distsummary as ds
 from benchmarks.overhead import Transformer
 from distsummary.events.reader import read_directory
-from distsummary.frameworks.torch_squares import host_sums
 
 ROUNDS, BLOCK = 9, 10
 DRAIN_S = 0.3  # the writer's thread has written everything by then; sleeping takes no CPU
@@ -63,13 +59,12 @@ class Training:
         """Millions of parameters."""
         return sum(one.numel() for one in self.model.parameters()) / 1e6
 
-    def recorded(self, directory: str, precision: str = "float32") -> tuple[ds.Run, Callable[[int], None]]:
+    def recorded(self, directory: str) -> tuple[ds.Run, Callable[[int], None]]:
         """A run with norms, and what makes steps of it."""
         run = ds.init(
             directory,
             watch=self.model,
             norms=True,
-            record=ds.Record(norm_precision=precision),
             system_metrics=False,
             aggregate=False,
             quiet=True,
@@ -143,7 +138,7 @@ def cost() -> dict[str, Any]:
                 bare.optimizer.step()
                 torch._foreach_norm([tensor.detach() for _, one in named for tensor in (one, one.grad)])
 
-        run, recorded = training.recorded(f"{place}/float32")
+        run, recorded = training.recorded(f"{place}/norms")
         loops = {
             "bare": foreach,
             "loop_gradient": loop(gradient),
@@ -151,10 +146,7 @@ def cost() -> dict[str, Any]:
             "loop_all": loop(gradient, weight, gradient_count, lambda one: finite(one.detach())),
         }
         with run:
-            found = compare({"plain": bare.plain, "float32": recorded, **loops})
-        run, recorded = training.recorded(f"{place}/float64", "float64")
-        with run:
-            found |= compare({"plain": bare.plain, "float64": recorded})
+            found = compare({"plain": bare.plain, "norms": recorded, **loops})
         writer.close()  # type: ignore[no-untyped-call]
     per_million = {name: round(ms / training.millions, 3) for name, ms in found.items()}
     return {
@@ -229,24 +221,23 @@ def rank_of_exact(place: Path, rank: int) -> dict[str, Any]:
     """One rank of the command `exact`: the expected norms of each step, by run."""
     reported: dict[str, Any] = {}
     for kind in KINDS:
-        for precision in ("float32", "float64"):
-            training = Training(distributed(kind))
-            if kind in ("ddp", "tp"):  # the gradients are equal on all ranks, or drawn by torch as such
-                torch.manual_seed(1)
-                for one in training.model.parameters():
-                    one.grad = torch.randn_like(one)
-            run, _ = training.recorded(str(place / f"{kind}_{precision}"), precision)
-            expected: list[list[list[float]]] = []
-            plain = getattr(training.model, "module", training.model)
-            with run:
-                for _ in run.steps(range(3)):
-                    training.optimizer.step()
-                    norms = []
-                    for one in plain.parameters():
-                        pair = [getattr(t, "full_tensor", lambda t=t: t)() for t in (one.detach(), one.grad)]
-                        norms.append([float(whole.double().norm()) for whole in pair])
-                    expected.append(norms)
-            reported[f"{kind}_{precision}"] = expected
+        training = Training(distributed(kind))
+        if kind in ("ddp", "tp"):  # the gradients are equal on all ranks, or drawn by torch as such
+            torch.manual_seed(1)
+            for one in training.model.parameters():
+                one.grad = torch.randn_like(one)
+        run, _ = training.recorded(str(place / kind))
+        expected: list[list[list[float]]] = []
+        plain = getattr(training.model, "module", training.model)
+        with run:
+            for _ in run.steps(range(3)):
+                training.optimizer.step()
+                norms = []
+                for one in plain.parameters():
+                    pair = [getattr(t, "full_tensor", lambda t=t: t)() for t in (one.detach(), one.grad)]
+                    norms.append([float(whole.double().norm()) for whole in pair])
+                expected.append(norms)
+        reported[kind] = expected
     return reported if rank == 0 else {}
 
 
@@ -284,52 +275,12 @@ def exact() -> dict[str, Any]:
     return {"largest_relative_error": worst}
 
 
-def large() -> dict[str, Any]:
-    """The command `large`."""
-    generator = torch.Generator().manual_seed(0)
-    worst: dict[str, float] = {}
-    for size in (10**6, 10**7, 10**8):
-        shapes = {
-            "normal": torch.randn(size, generator=generator),
-            "lognormal": torch.randn(size, generator=generator).mul_(4).exp_(),
-            "rising": torch.logspace(-10, 5, size),
-            "falling": torch.logspace(5, -10, size),
-            "large_first": torch.cat(
-                (torch.full((size // 100,), 1e3), torch.full((size - size // 100,), 1e-2))
-            ),
-        }
-        for name, tensor in shapes.items():
-            expected = sum(float(part.double().square().sum()) for part in tensor.split(1 << 24))
-            for precision in (torch.float32, torch.float64):
-                sums, _ = host_sums([tensor], precision)
-                key = f"{name}_{str(precision).removeprefix('torch.')}"
-                worst[key] = max(worst.get(key, 0.0), abs(float(np.sqrt(sums[0] / expected)) - 1))
-    return {"largest_relative_error": worst}
-
-
-def memory(steps: int) -> dict[str, Any]:
-    """The command `memory`."""
-    training = Training(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
-    seen = []
-    with tempfile.TemporaryDirectory() as place:
-        run, recorded = training.recorded(place)
-        with run:
-            for _ in range(10):
-                recorded(steps // 10)
-                pages = int(Path("/proc/self/statm").read_text().split()[1])
-                seen.append(round(pages * resource.getpagesize() / 2**20, 1))
-        assert not run.health().dropped
-        written = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
-    return {"steps": steps, "rss_mib": seen, "bytes_per_step": round(written / steps)}
-
-
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=("cost", "ranks", "exact", "large", "memory"))
-    parser.add_argument("--steps", type=int, default=100_000, help="of `memory`")
+    parser.add_argument("command", choices=("cost", "ranks", "exact"))
     parser.add_argument("--place", type=Path, help="internal: the directory of the ranks")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -339,10 +290,8 @@ def main() -> None:
         torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
         reported = rank_of_cost(given.place) if given.command == "ranks" else rank_of_exact(given.place, rank)
         torch.distributed.destroy_process_group()
-    elif given.command == "memory":
-        reported = memory(given.steps)
     else:
-        reported = {"cost": cost, "ranks": ranks, "exact": exact, "large": large}[given.command]()
+        reported = {"cost": cost, "ranks": ranks, "exact": exact}[given.command]()
     print(json.dumps(reported))
 
 

@@ -8,12 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.norm_totals import NormTotals
+from distsummary.format.norm_totals import norm_totals
 from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
 from distsummary.format.records import NORMS, Value
-
-# The columns that add up; that of bools by "or".
-_SUMMED = ("weight_sums", "gradient_sums", "has_gradient", "weight_nonfinite", "gradient_nonfinite")
 
 Ints = NDArray[np.int64]
 
@@ -23,9 +20,8 @@ logger = logging.getLogger(__name__)
 class AddedNorms:
     """Makes the norms of a merged run, and their scalars, from those of its ranks, by rising steps.
 
-    Ranks that hold the same elements of a parameter hold copies: of these, the lowest counts, and of updates
-    the lowest that measured it. The parts must have as many elements as the parameter: else its sums are NaN,
-    since the norms of some rank are missing.
+    Ranks that hold the same elements of a parameter hold copies: of these, the lowest counts. The parts must
+    have as many elements as the parameter: else its sums are NaN, since the norms of some rank are missing.
 
     Attributes:
         short: how many parameters had no norm at a step, summed over steps.
@@ -35,14 +31,8 @@ class AddedNorms:
         self.short = 0
         self._tables: dict[int, tuple[bytes, bytes]] = {}  # of the ranks that `_plan` is for
         self._plan: _Plan | None = None
-        self._totals = NormTotals()
-        self._attempt = -1
 
-    def recall(self, attempt: int, totals: NormTotals) -> None:
-        """Continue after steps that are in the merged run already: later totals depend on them."""
-        self._attempt, self._totals = attempt, totals
-
-    def values(self, step: int, attempt: int, by_rank: Mapping[int, ParameterNorms]) -> list[Value]:
+    def values(self, step: int, by_rank: Mapping[int, ParameterNorms]) -> list[Value]:
         """The merged norms of a step and their totals; empty if no rank has any."""
         if not by_rank:
             return []
@@ -66,24 +56,17 @@ class AddedNorms:
                     plan.table.sizes[row],
                 )  # fmt: skip
             self.short += int(short.size)
-        # Totals continue within one attempt; another attempt begins its own.
-        if attempt != self._attempt:
-            self.recall(attempt, NormTotals())
-        return [Value(NORMS, NORMS_TAG, merged), *self._totals.add(merged)]
+        return [Value(NORMS, NORMS_TAG, merged), *norm_totals(merged)]
 
 
 class _Holder(NamedTuple):
-    """What a rank holds of the k parameters in its table.
+    """Of which parameters a rank is the first to hold a part.
 
-    `rows` int64 (k,): their rows in the merged table. `parts` int64 (k,): ranks with the same number hold
-    equal copies of a parameter. `firsts` int64 (f,): of which of the k this rank is the first to hold such a
-    copy. `sizes` int64 (k,): how many elements.
+    `places` int64 (f,): their rows in the table of the rank; `rows` int64 (f,): in the merged table.
     """
 
+    places: Ints
     rows: Ints
-    parts: Ints
-    firsts: Ints
-    sizes: Ints
 
 
 class _Plan:
@@ -103,48 +86,34 @@ class _Plan:
         self.table = ParameterTable(tuple(shapes), tuple(shapes.values()), sizes, (0,) * len(shapes))
         self.held = np.zeros(len(shapes), np.int64)
         self._holders: list[_Holder] = []
-        # Ranks that hold the same elements of a parameter hold copies. These have one number, and count once.
-        numbers: list[dict[tuple[int, int], int]] = [{} for _ in shapes]  # start and size -> number of a part
+        # Ranks that hold the same elements of a parameter hold copies, which count once.
+        parts = set[tuple[int, int, int]]()  # row, start and size
         for table in tables:
-            rows = [row_of[name] for name in table.names]
-            parts, firsts = [], []
-            for place, (row, start, size) in enumerate(
-                zip(rows, table.starts, table.local_sizes, strict=True)
+            places, rows = [], []
+            for place, (name, start, size) in enumerate(
+                zip(table.names, table.starts, table.local_sizes, strict=True)
             ):
-                if (start, size) not in numbers[row]:
-                    firsts.append(place)
+                row = row_of[name]
+                if (row, start, size) not in parts:
+                    parts.add((row, start, size))
+                    places.append(place)
+                    rows.append(row)
                     self.held[row] += size
-                parts.append(numbers[row].setdefault((start, size), len(numbers[row])))
-            columns = rows, parts, firsts, table.local_sizes
-            self._holders.append(_Holder(*(np.array(column, np.int64) for column in columns)))
-        self._parts = max(map(len, numbers), default=1)
+            self._holders.append(_Holder(np.array(places, np.int64), np.array(rows, np.int64)))
 
     def added(self, found: Iterable[ParameterNorms]) -> ParameterNorms:
         """The norms of the whole parameters."""
-        n = len(self.table.names)
-        added = {name: np.zeros(n, dtype) for name, (dtype, _) in COLUMNS.items()}
-        is_taken = np.zeros((self._parts, n), np.bool_)
-        measured = np.zeros(n, np.int64)  # elements whose update was measured
+        added = {name: np.zeros(len(self.held), dtype) for name, (dtype, _) in COLUMNS.items()}
         # The sums of a rank may be NaN or infinite, which is no error here.
         with np.errstate(all="ignore"):
-            for holder, norms in zip(self._holders, found, strict=True):
-                columns = norms.columns
-                # Of equal copies, the weights and gradients of the first rank count.
-                rows = holder.rows[holder.firsts]
-                for name in _SUMMED:
-                    added[name][rows] += columns[name][holder.firsts]
-                # Of updates, the first rank that measured one counts, perhaps not the first with a copy.
-                turn = np.flatnonzero(~np.isnan(columns["update_sums"]))
-                turn = turn[~is_taken[holder.parts[turn], holder.rows[turn]]]
-                rows = holder.rows[turn]
-                is_taken[holder.parts[turn], rows] = True
-                added["update_sums"][rows] += columns["update_sums"][turn]
-                added["update_max"][rows] = np.fmax(added["update_max"][rows], columns["update_max"][turn])
-                measured[rows] += holder.sizes[turn]
+            for (places, rows), norms in zip(self._holders, found, strict=True):
+                for name, column in norms.columns.items():
+                    # Sums and counts add up, bools by "or"; NaN, where a part was not measured, stays.
+                    add = np.maximum if name == "update_max" else np.add
+                    added[name][rows] = add(added[name][rows], column[places])
         # A sum over only a part of a parameter would look like a small norm, so it becomes NaN.
         is_short = self.held != self.table.sizes
-        added["weight_sums"][is_short] = np.nan
+        for name in ("weight_sums", "update_sums", "update_max"):
+            added[name][is_short] = np.nan
         added["gradient_sums"][is_short & added["has_gradient"]] = np.nan
-        is_unmeasured = ~is_taken.any(axis=0) | (measured != self.table.sizes)
-        added["update_sums"][is_unmeasured] = added["update_max"][is_unmeasured] = np.nan
         return ParameterNorms(self.table, **added)

@@ -115,8 +115,6 @@ class LiveMerge:
         self._alerts = Alerts(run) if alerts is None else alerts
         self._judging = Judging(Meshes(directories), self._alerts.report)
         self._merger = Merger(self._files, self._judging, key_tags=key_tags, grows=True)
-        # After a restart of the aggregator, the totals of norms continue from those in the files.
-        self._merger.norms.recall(attempt, self._files.norm_totals)
         self._short = 0
         self._troubles: set[str] = set()  # that were logged
 

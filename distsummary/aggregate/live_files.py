@@ -16,13 +16,12 @@ from distsummary.events.files import Files
 from distsummary.events.reader import read_directory, read_last_seq
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format.norm_totals import NormTotals, with_scalars
+from distsummary.format.norm_totals import with_scalars
 from distsummary.format.records import (
     BULK_PLUGINS,
     DIALECTS,
     MAX_TAG_BYTES,
     MINDSPORE,
-    NORMS,
     TENSORBOARD,
     Batch,
     Event,
@@ -83,7 +82,6 @@ class LiveFiles:
         last_step, last_s: the highest step that was written or is about to be, and the latest wall time.
         has_graph: whether a graph was written.
         left_out: how many steps were left out because the disk took nothing for long.
-        norm_totals: has seen the norms that the files held when they were opened.
 
     Raises RunDirError if the directory cannot be made or written.
     """
@@ -102,7 +100,6 @@ class LiveFiles:
         self.last_step, self.last_s = 0, begun or 0.0
         self.has_graph = False
         self.left_out = 0
-        self.norm_totals = NormTotals()
         self._directory = directory
         self._owner = (run_id, attempt)
         self._written: dict[tuple[str, str], int] = {}  # plugin, tag -> last step in the files
@@ -126,8 +123,6 @@ class LiveFiles:
                 self._note(event.step, event.wall_time, event.values)
                 for value in event.values:
                     self.has_graph |= value.plugin == "graph"
-                    if value.plugin == NORMS:
-                        self.norm_totals.add(value.data)
                     if dialect == MINDSPORE:
                         number = value.data if value.plugin == "scalar" else 0.0
                         self._points[value.plugin, value.tag].add(event.step, number)

@@ -197,7 +197,7 @@ class Merger:
             if new:
                 # Only the places of bulk values are kept; the values are read when the step is written.
                 places = sorted(chain.from_iterable(new), key=attrgetter("rank", "number", "start"))
-                self._bulk[step] = partial(self._read, window.attempt, step, places, self._bulk.get(step))
+                self._bulk[step] = partial(self._read, step, places, self._bulk.get(step))
 
     def _is_new(self, key: Key, step: int, values: int) -> bool:
         if step <= self._bulk_to.get(key, -math.inf):
@@ -206,9 +206,7 @@ class Merger:
         self._bulk_to[key] = step
         return not self._files.holds(key, step)
 
-    def _read(
-        self, attempt: int, step: int, places: list[BulkPlace], others: Values | None
-    ) -> Iterator[Value]:
+    def _read(self, step: int, places: list[BulkPlace], others: Values | None) -> Iterator[Value]:
         """The values of a step: shards put together, norms added up, then whole ones."""
         # Values of the same step that were fed before come first.
         if others is not None:
@@ -228,7 +226,7 @@ class Merger:
                 self.sharded += counts[tag]
             else:
                 yield whole
-        yield from self.norms.values(step, attempt, norms)
+        yield from self.norms.values(step, norms)
         for place, value in self._found(place for place in places if not place.is_shard):
             yield recorded_by(value, step, place.rank)
 

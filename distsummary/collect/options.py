@@ -168,6 +168,25 @@ def refuse_unfit(collected: Collected, network: object, topology: Topology) -> N
             raise InvalidValueError(f"{why}{stages if topology.world_size > 1 else ''}")
 
 
+@check()
+def refuse_unmeasured(model: Any) -> None:
+    """Raise InvalidValueError or InvalidTypeError unless this is a model whose norms can be measured."""
+    if model is None:
+        raise InvalidValueError(
+            "norms=... measures the parameters of the watched model, got watch=None; pass the model: "
+            "ds.init(..., watch=model, norms=True), as network= to a Run of your own, or leave norms out"
+        )
+    refuse_without_torch("norms", model)
+    # This module imports torch, which is imported already.
+    from distsummary.frameworks.torch_modules import has_fsdp1
+
+    if has_fsdp1(model):
+        raise InvalidValueError(
+            "norms=... cannot find which parameter a rank's part of FullyShardedDataParallel (FSDP1) "
+            "belongs to; shard the model by torch.distributed.fsdp.fully_shard (FSDP2), or leave norms out"
+        )
+
+
 def _check_pattern(name: str, value: object) -> Selection | None:
     field = f"collect_specified_data[{name!r}]"
     check_type(field, value, str, optional=True)

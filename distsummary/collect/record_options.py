@@ -9,7 +9,6 @@ from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.collect.options import check_formats, check_limits
 from distsummary.collect.plan import DEALS
 from distsummary.collect.remote.open_writer import check_collectors
-from distsummary.collect.values.norm_source import FLOAT32, PRECISIONS
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import DELIVERIES, WRITTEN
@@ -32,7 +31,6 @@ class Record:
             `gradients` selects, >= 1; None: all.
         tensor_freq: steps between the records of whole parameters, >= 1; None: about 20 records, spread over
             the training.
-        norm_precision: "float32" or, exact to 1e-12 instead of 5e-6 for more time, "float64".
         collect_landscape: which checkpoints are kept for the landscape of the training, see
             docs/landscape.md; None: none. If the disk is still busy with older ones, a new checkpoint blocks
             the training for at most 5 s and is then dropped and counted.
@@ -69,7 +67,6 @@ class Record:
     dataset_graph: bool = True
     max_histograms: int | None = None
     tensor_freq: int | None = None
-    norm_precision: str = FLOAT32
     collect_landscape: dict[str, Any] | None = None
     deal: str = DEALS[0]
     private: bool = False
@@ -91,7 +88,6 @@ class Record:
             check_type(field, getattr(self, field), bool)
         check_int("max_histograms", self.max_histograms, low=1, optional=True)
         check_int("tensor_freq", self.tensor_freq, low=1, optional=True)
-        check_choice("norm_precision", self.norm_precision, PRECISIONS)
         if self.collect_landscape is not None:
             check_collect_landscape(self.collect_landscape)
         check_choice("deal", self.deal, DEALS)

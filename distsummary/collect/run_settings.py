@@ -9,11 +9,16 @@ from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.collect.compare.rank_checks import check_checksums
 from distsummary.collect.config import Config, FlatValue
-from distsummary.collect.options import Collected, check_formats, refuse_unfit, selection
+from distsummary.collect.options import (
+    Collected,
+    check_formats,
+    refuse_unfit,
+    refuse_unmeasured,
+    selection,
+)
 from distsummary.collect.record_options import Record, writer_spec
 from distsummary.collect.remote.open_writer import refuse_unconnected
 from distsummary.collect.values.graph_source import check_graph
-from distsummary.collect.values.norm_source import refuse_unmeasured
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidValueError
 from distsummary.events.spec import WriterSpec
@@ -30,8 +35,7 @@ class RunSettings:
         collected: the kinds of values that it adds to those of the loop.
         record: the other options of recording.
         collect_freq: steps between the values.
-        norms: their precision; None: they are not recorded. checksums: see `ds.init`.
-        system_metrics: whether they are recorded.
+        norms, system_metrics: whether they are recorded. checksums: see `ds.init`.
         config: the settings of the training. custom: more entries of the lineage, which win over the config.
         writer: the settings that all writers share; directory, run id, attempt and rank come later.
         diagnose: which alerts are reported.
@@ -40,7 +44,7 @@ class RunSettings:
     collected: Collected
     record: Record = field(default_factory=Record)
     collect_freq: int = 10
-    norms: str | None = None
+    norms: bool = False
     checksums: bool | int = False
     system_metrics: bool = False
     config: Config = field(default_factory=Config)
@@ -64,7 +68,7 @@ class RunSettings:
     def refuse_unfit(self, network: object, topology: Topology) -> None:
         """Raise InvalidValueError or InvalidTypeError for an option that cannot work with this model."""
         refuse_unconnected(self.record.collectors)
-        if self.norms is not None:
+        if self.norms:
             refuse_unmeasured(network)
         if network is None and not isinstance(self.checksums, bool):
             raise InvalidValueError(
@@ -114,7 +118,7 @@ def settings_of(
         ),
         record=record,
         collect_freq=collect_freq,
-        norms=record.norm_precision if norms else None,
+        norms=norms,
         checksums=check_checksums(checksums),
         system_metrics=system_metrics,
         config=config,

@@ -124,8 +124,8 @@ class Schedule:
         self.taps.group = self.group
         if network is not None:
             self._failures.call("the parameters", self._watch_parameters, network, params, step)
-        if (precision := self._settings.norms) is not None:
-            self._failures.call("norms", self._measure_norms, network, step, precision)
+        if self._settings.norms:
+            self._failures.call("norms", self._measure_norms, network, params, step)
         if self._settings.collected.metric:
             self._failures.call("curvature", self._watch_curvature, params.get("optimizer"))
 
@@ -170,17 +170,15 @@ class Schedule:
         )
         self.add(gradients)
 
-    def _measure_norms(self, network: Any, step: StepContext, precision: str) -> None:
+    def _measure_norms(self, network: Any, params: CallbackParams, step: StepContext) -> None:
         # This module imports torch, which is imported already.
         from distsummary.collect.values.torch_norms import Norms
 
         rank = self._topology.rank
         norms = Norms(
             network,
+            params,
             step,
-            precision=precision,
-            group=self.group,
-            mesh=self._topology.mesh,
             finite=step.finite_check or FiniteCheck(WARN, rank, lambda: self._failures),
             failures=self._failures,
             is_quiet=rank > 0,

@@ -26,7 +26,6 @@ from distsummary.collect.plan import DEALS
 from distsummary.collect.record_options import Record, writer_spec
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.session import Session
-from distsummary.collect.values.norm_source import FLOAT32
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.events.segments import segments
 from distsummary.events.spec import WAIT
@@ -167,7 +166,7 @@ class SummaryCollector(CollectorCallback):
             collected=collected,
             record=record,
             collect_freq=collect_freq,
-            norms=FLOAT32 if norms else None,
+            norms=norms,
             checksums=check_checksums(checksums),
             system_metrics=system_metrics,
             config=read,

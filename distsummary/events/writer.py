@@ -18,7 +18,7 @@ from distsummary.events.spec import WriterSpec
 from distsummary.format.encode import EventEncoder
 from distsummary.format.frames import frame
 from distsummary.format.lineage import encode_lineage, updated_lineage
-from distsummary.format.norm_totals import NormTotals, with_scalars
+from distsummary.format.norm_totals import norm_totals, with_scalars
 from distsummary.format.records import (
     BULK_PLUGINS,
     LINEAGE_PLUGINS,
@@ -124,9 +124,6 @@ class RankWriter:
         )
         self._is_closed = False
         self._left_out: tuple[int, Sequence[Value]] = 0, ()  # a batch's first seq, and what a file is missing
-        self._norm_totals = NormTotals()
-        # Of the newest batch: its last seq, and the totals of norms by the place of their event.
-        self._totals_to, self._totals = 0, dict[int, list[Value]]()
         self._health = Health()
         self._failures = Failures(self._health, logger)
         self._lineage: list[Value] = []  # not published yet
@@ -150,7 +147,7 @@ class RankWriter:
         """Append the batch with one write to each file; after an OSError the files end in whole frames."""
         if self._is_closed:
             raise ClosedError(f"the writer of {self.directory} is closed; open a new one")
-        events = self._with_norm_totals(batch) if self.spec.shows_norms else batch.events
+        events = [*map(_with_norm_totals, batch.events)] if self.spec.shows_norms else batch.events
         spared: Sequence[Value] = self._bulk_to_spare(batch)
         if spared:
             events = [
@@ -199,24 +196,6 @@ class RankWriter:
             health.fail(reason)
             logger.warning("the %s %r was not recorded: %s", plugin, tag, reason)
         self._count_spared(spared)
-
-    def _with_norm_totals(self, batch: Batch) -> Sequence[Event | Scalars]:
-        """The events of a batch, those with norms together with the scalars that viewers show of them.
-
-        A batch that is sent again has the same scalars: its updates must not count twice.
-        """
-        if batch.first_seq > self._totals_to:
-            self._totals_to, self._totals = batch.last_seq, {}
-        events: list[Event | Scalars] = []
-        for place, item in enumerate(batch.events):
-            if isinstance(item, Event):
-                for value in item.values:
-                    if value.plugin == NORMS:
-                        if place not in self._totals:
-                            self._totals[place] = self._norm_totals.add(value.data)
-                        item = item._replace(values=[*with_scalars(item.values, self._totals[place])])
-            events.append(item)
-        return events
 
     def _count_spared(self, spared: Sequence[Value]) -> None:
         """Count the bulk values that were left out for want of room, from one file at least."""
@@ -345,3 +324,11 @@ class RankWriter:
     def health(self) -> Health:
         """Counters so far."""
         return self._health
+
+
+def _with_norm_totals(item: Event | Scalars) -> Event | Scalars:
+    """The event; if it has norms, together with the scalars that viewers show of them."""
+    if isinstance(item, Scalars):
+        return item
+    totals = [one for value in item.values if value.plugin == NORMS for one in norm_totals(value.data)]
+    return item._replace(values=[*with_scalars(item.values, totals)]) if totals else item

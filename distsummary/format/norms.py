@@ -70,8 +70,8 @@ class ParameterNorms:
     `weight_sums`, `gradient_sums`: sums of squares, float64; NaN and infinite elements make a sum NaN or
     infinite. `weight_nonfinite`, `gradient_nonfinite`: how many elements are NaN or infinite, int64.
     `has_gradient`: bool; without a gradient, `gradient_sums` is 0. `update_sums` (float64) and `update_max`
-    (float32): sum of squares and largest absolute value of the optimizer's change; NaN where another rank or
-    another step measures it.
+    (float32): sum of squares and largest absolute value of the optimizer's change; NaN where another step
+    measures it.
 
     Of a merged run they are those of whole parameters; a sum is NaN, with a count of 0, where the part of
     some rank is missing.

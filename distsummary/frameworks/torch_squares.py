@@ -44,12 +44,12 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
 
 
-def working_dtype(tensor: Tensor, precision: torch.dtype) -> torch.dtype:
-    """The dtype in which the tensor's squares are added: `precision`, float32 or float64, or its own."""
-    return torch.float64 if tensor.dtype in _DOUBLES else precision
+def working_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which the tensor's squares within a block are added: float32, or float64 for its own."""
+    return torch.float64 if tensor.dtype in _DOUBLES else torch.float32
 
 
-def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats, Counts]:
+def host_sums(tensors: Sequence[Tensor]) -> tuple[Floats, Counts]:
     """The sums of squares (float64) of tensors on the host, and how many of their elements are not finite.
 
     With elements that are not finite, a sum is NaN or infinite. Sums that float32 cannot hold are computed
@@ -57,37 +57,28 @@ def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats
 
     Args:
         tensors: of floats or complex numbers, of any layout; see `flat`.
-        precision: torch.float32 or torch.float64, in which the squares within a block are added.
     """
     lines = list(tensors)
-    doubles: dict[int, Tensor] = {}  # what is wider than `precision`, by place
     converted: dict[int, float] = {}  # the sums of what is copied in chunks, by place
-    native = (torch.float32, precision)  # torch can add their squares in `precision`
-    # Most tensors are plain and of these dtypes, and stay as they are; each check costs time.
+    # Most tensors are plain float32, and stay as they are; each check costs time.
     for index, one in enumerate(tensors):
         if (
             type(one) in _PLAIN
-            and one.dtype in native
+            and one.dtype is torch.float32
             and one.layout is torch.strided
             and one.is_contiguous()
         ):
             continue
         line = flat(one)
-        is_plain = type(line) in _PLAIN
-        # Wider numbers are added apart, in float64. Subclasses, floats of 8 bits and large ones of 16 bits
-        # are converted in chunks.
-        if is_plain and line.dtype == torch.float64 != precision:
-            doubles[index], line = line, _zeros(0)
-        elif not is_plain or line.itemsize < 2 or (line.itemsize == 2 and line.numel() >= _LARGE):
-            rows = [_row_norms(blocks) for blocks in _converted(line, working_dtype(line, precision))]
+        is_small_half = line.itemsize == 2 and line.numel() < _LARGE
+        # Others are converted in chunks: subclasses, float64 (to itself), floats of 8 bits, large ones of 16.
+        if type(line) not in _PLAIN or not (line.dtype is torch.float32 or is_small_half):
+            rows = [_row_norms(blocks) for blocks in _converted(line, working_dtype(line))]
             converted[index] = float(torch.cat(rows).double().square().sum()) if rows else 0.0
             line = _zeros(0)
         lines[index] = line
-    sums, least = _block_sums(lines, precision)
+    sums, least = _block_sums(lines)
     counts = np.zeros(len(lines), np.int64)
-    if doubles:
-        places = list(doubles)
-        sums[places], least[places] = _block_sums(list(doubles.values()), torch.float64)
     for index, found in converted.items():
         sums[index], least[index] = found, tensors[index].numel() * _SMALLEST_MEAN
     # NaN fails both comparisons, so it is computed again like sums that overflowed or may have lost digits.
@@ -98,8 +89,8 @@ def host_sums(tensors: Sequence[Tensor], precision: torch.dtype) -> tuple[Floats
     return sums, counts
 
 
-def _block_sums(lines: Sequence[Tensor], dtype: torch.dtype) -> tuple[Floats, Floats]:
-    """The sums of squares of contiguous tensors, those of each block added in `dtype`; they may overflow.
+def _block_sums(lines: Sequence[Tensor]) -> tuple[Floats, Floats]:
+    """The sums of squares of contiguous tensors, those of each block added in float32; they may overflow.
 
     Also returns the least sum of each from which on float32 has lost no digits.
 
@@ -114,10 +105,10 @@ def _block_sums(lines: Sequence[Tensor], dtype: torch.dtype) -> tuple[Floats, Fl
         group = zeros * 2
         group[::2], group[1::2] = pieces[begin:end], zeros
         together = torch._C._nn.flatten_dense_tensors(group)
-        rows.append(torch.linalg.vector_norm(together.view(-1, BLOCK), dim=1, dtype=dtype))
+        rows.append(torch.linalg.vector_norm(together.view(-1, BLOCK), dim=1, dtype=torch.float32))
     for index, blocks in plan.large:
         whole = lines[index].as_strided((blocks, BLOCK), (BLOCK, 1))
-        rows.append(torch.linalg.vector_norm(whole, dim=1, dtype=dtype))
+        rows.append(torch.linalg.vector_norm(whole, dim=1))
     if not rows:
         return np.zeros(len(lines)), np.zeros(len(lines))
     norms = torch.cat(rows).numpy()
@@ -214,17 +205,16 @@ def _careful_sum(one: Tensor) -> tuple[float, int]:
     return total, count
 
 
-def host_changes(pairs: Sequence[tuple[Tensor, Tensor]], precision: torch.dtype) -> tuple[Floats, Floats]:
+def host_changes(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Floats, Floats]:
     """Sums of squares, and largest absolute values, of what tensors on the host are more than their copies.
 
     A difference that is not finite makes both infinite or NaN. The differences take the place of the copies.
 
     Args:
         pairs: tensors, as `flat` returned them, each with a copy in its `working_dtype`.
-        precision: torch.float32 or torch.float64.
     """
     changes = [torch.sub(one, copy, out=copy) for one, copy in pairs]
-    sums, _ = host_sums(changes, precision)
+    sums, _ = host_sums(changes)
     extremes = [torch.aminmax(change) if change.numel() else (0.0, 0.0) for change in changes]
     most = np.array([(float(low), float(high)) for low, high in extremes])
     return sums, np.abs(most).max(axis=1)  # NaN if one of them is

@@ -1,6 +1,6 @@
 """A rank that trains a small network in several distributions with norms, and reports what they should be.
 
-There are four ranks; a run, such as ddp_float32, is recorded in the directory of this name. Each rank prints
+There are four ranks; a run, such as ddp, is recorded in the directory of this name. Each rank prints
 one line of JSON, which has for each run
 
 - "steps" (of rank 0 only): for each step, by parameter, the sums of squares of weight, gradient and update
@@ -74,7 +74,7 @@ def whole(tensor: Tensor) -> Tensor:
     return gathered.double()
 
 
-def train(kind: str, precision: str, place: Path, rank: int) -> dict[str, Any]:
+def train(kind: str, place: Path, rank: int) -> dict[str, Any]:
     model = distributed(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     kept: list[list[tuple[str, Tensor, Tensor | None, Tensor]]] = []
@@ -113,7 +113,6 @@ def train(kind: str, precision: str, place: Path, rank: int) -> dict[str, Any]:
         watch=model,
         norms=True,
         graph="modules",
-        record=ds.Record(norm_precision=precision),
         system_metrics=False,
         aggregate=False,
         quiet=True,
@@ -145,6 +144,6 @@ def main(directory: str, *runs: str) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=RANKS)
-    reported = {run: train(*run.split("_"), Path(directory, run), rank) for run in runs}
+    reported = {run: train(run, Path(directory, run), rank) for run in runs}
     destroy_process_group()
     print(json.dumps(reported))

@@ -17,9 +17,9 @@ from tests.processes.norm_ranks import RANKS, STEPS
 pytestmark = pytest.mark.long
 
 # FSDP2 alone and TP alone have no more than these; `benchmarks.norms` measures them.
-RUNS = ("ddp_float32", "hsdp_float32", "hsdp_float64", "both_float32", "sequence_float32")
+RUNS = ("ddp", "hsdp", "both", "sequence")
 PENDING_SUM = "norms: the gradient of '0.weight' and 1 "
-TOLERANCE = {"float32": 5e-6, "float64": 1e-12}  # of norms
+TOLERANCE = 5e-6  # of norms
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +35,22 @@ def reported(fork_server, tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize("run", RUNS)
 def test_merged_norms_are_exact_and_need_no_collective(reported, run: str) -> None:
     directory, answers = reported
-    kind, precision = run.split("_")
     for answer in answers:
         without, found = answer[run]["collectives"]
         assert found == without > 0
         assert not answer[run]["dropped"]
-        assert [reason[:40] for reason in answer[run]["errors"]] == [PENDING_SUM] * (kind == "sequence")
+        assert [reason[:40] for reason in answer[run]["errors"]] == [PENDING_SUM] * (run == "sequence")
     ds.merge_run(directory / run)
     events = [event for event in read_directory(directory / run) if event.values]
     merged = [(e.step, value.data) for e in events for value in e.values if value.plugin == "norms"]
     assert [step for step, _ in merged] == list(range(1, STEPS + 1))
-    close = partial(pytest.approx, rel=2 * TOLERANCE[precision])  # of squares
+    close = partial(pytest.approx, rel=2 * TOLERANCE)  # of squares
     updated = set()
     for (_, norms), expected in zip(merged, answers[0][run]["steps"], strict=True):
         assert norms.table.names == tuple(expected)
         for place, (name, (weight, gradient, update, largest)) in enumerate(expected.items()):
             assert norms.weight_sums[place] == close(weight)
-            is_pending_sum = kind == "sequence" and name.startswith("0.")
+            is_pending_sum = run == "sequence" and name.startswith("0.")
             assert norms.has_gradient[place] == (not is_pending_sum)
             if not is_pending_sum:
                 assert norms.gradient_sums[place] == close(gradient)

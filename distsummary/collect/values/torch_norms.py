@@ -5,6 +5,7 @@ an accelerator, nothing waits: the results are copied to the host while the trai
 """
 
 import logging
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from distsummary.base.failures import Failures
 from distsummary.base.guard import passes
 from distsummary.collect.checkpoint_keeper import ENDED_LATE
-from distsummary.collect.values.norm_source import UpdateDeal
+from distsummary.collect.plan import share
 from distsummary.collect.values.sources import Source
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 NONFINITE_TAG = "norms/nonfinite"  # of the text that names the first parameter
 PARAGRAPH = "\n\n"  # between texts of a value; TensorBoard shows Markdown
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+TURNS = 8  # a parameter's update is measured at every 8th step of its optimizer
 _PLAIN = (Tensor, nn.Parameter)
 
 
@@ -55,15 +56,15 @@ class Norms(Source):
 
     The gradient is that which the optimizer sees, after unscaling and clipping. The weight is that after the
     optimizer's step. If a parameter is stepped several times in a step of the run, the last time counts. A
-    step of the run in which no optimizer stepped has no norms.
+    step of the run in which no optimizer stepped has no norms. To measure an update, its weight is copied:
+    at each step an eighth of the parameters are, the same ones on all ranks.
 
     Its attributes are the settings, and what the hooks of one step leave for its end.
 
     Args:
-        model: a torch.nn.Module, which `norm_source.refuse_unmeasured` does not refuse.
+        model: a torch.nn.Module, which `options.refuse_unmeasured` does not refuse.
+        params: the parameters of the training, which have its current step.
         context: of the run, whose phases count the time that this takes as that of recording.
-        precision: "float32" or "float64"; see `host_sums`.
-        group, mesh: see `UpdateDeal`.
         finite: receives the first parameter that is not finite.
         failures: counts what cannot be measured.
         is_quiet: whether another rank says what is the same on all ranks.
@@ -74,17 +75,14 @@ class Norms(Source):
     def __init__(
         self,
         model: nn.Module,
+        params: CallbackParams,
         context: StepContext,
         *,
-        precision: str,
-        group: Group,
-        mesh: Mapping[str, tuple[int, int]],
         finite: FiniteCheck,
         failures: Failures,
         is_quiet: bool = False,
     ) -> None:
-        self._model, self._context, self._precision = model, context, _DTYPES[precision]
-        self._group, self._mesh = group, mesh
+        self._model, self._params, self._context = model, params, context
         self._finite, self._failures = finite, failures
         self._is_quiet = is_quiet
         self._said: set[str] = set()
@@ -93,12 +91,10 @@ class Norms(Source):
         self._sick: deque[tuple[str, str, int]] = deque()
         self._sick_kinds: set[str] = set()
         self._listed: _Listed | None = None
-        self._deal: UpdateDeal | None = None
         self._measured: StepNorms | None = None  # what was measured in the current step
         self._copies: dict[int, Tensor] = {}  # of parameters before a step, by place
-        # How many steps of the run each optimizer has stepped in: with the numbers of the steps themselves,
-        # an optimizer that steps at every eighth of them would always have the same turn.
-        self._turns: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        # The newest step of the run at which each optimizer stepped, and how many after the one before.
+        self._stepped: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._nonfinite: dict[str, set[int]] = {"weight": set(), "gradient": set()}  # on devices, lately
         self._has_steps, self._has_norms = False, False
         self._optimizers = OptimizerSteps(model, before=self._before, after=self._after, failures=failures)
@@ -117,10 +113,6 @@ class Norms(Source):
             )
             self._has_steps = False
 
-    def deal_among(self, group: Group) -> None:
-        """See `Source`: the updates of the parameters that are whole on these ranks."""
-        self._group, self._deal = group, None
-
     def plan(self, last: int) -> None:
         """See `Source`: every step is due."""
 
@@ -128,8 +120,6 @@ class Norms(Source):
         """See `Source`: the norms of the step, and once a text that names what is not finite."""
         measured, self._measured = self._measured, None
         self._has_steps = True
-        for optimizer in measured.stepped if measured is not None else ():
-            self._turns[optimizer] = self._turns.get(optimizer, 0) + 1
         found = []
         if measured is not None and measured.is_weighed and measured.norms.table.names:
             self._has_norms = True
@@ -193,14 +183,22 @@ class Norms(Source):
                     "(Partial), whose norm needs communication; it is left out: call p.grad = "
                     "p.grad.redistribute(placements=p.placements) before optimizer.step()"
                 )
-            measured.stepped.add(step.optimizer)
-            if self._deal is None:
-                self._deal = UpdateDeal(listed.table, listed.splits, self._group, self._mesh)
-            due = self._deal.due(self._turns.get(step.optimizer, 0), held)
-            before = {place: flat(listed.local(place)) for place in due}
-            self._copies = {
-                place: one.to(working_dtype(one, self._precision), copy=True) for place, one in before.items()
-            }
+            due = listed.turns[self._turn(step.optimizer)]
+            before = {place: flat(listed.local(place)) for place in held if listed.table.names[place] in due}
+            self._copies = {place: one.to(working_dtype(one), copy=True) for place, one in before.items()}
+
+    def _turn(self, optimizer: Optimizer) -> int:
+        """Whose updates are measured: by the number of the step, so that all ranks agree.
+
+        It counts in the steps between two of the optimizer's: else one that steps at every 8th step of the
+        run, as the loop accumulates gradients, would always have the same turn.
+        """
+        step = int(self._params.get("cur_step_num") or 0)
+        last, distance = self._stepped.get(optimizer, (0, 1))
+        if step > last:
+            distance = step - last
+            self._stepped[optimizer] = step, distance
+        return step // distance % TURNS
 
     def _after(self) -> None:
         """Measure the weights and the updates."""
@@ -225,7 +223,6 @@ class Norms(Source):
             # An equal table is kept, because its bytes are known.
             if before is not None and before.table == self._listed.table:
                 self._listed.table = before.table
-            self._deal = None
             self._nonfinite = {"weight": set(), "gradient": set()}
             for reason in self._listed.left_out:
                 self._say(reason)
@@ -249,7 +246,7 @@ class Norms(Source):
         """Measure tensors: those on the host at once, those on devices when their results arrive."""
         hosts = [index for index, one in enumerate(tensors) if one.is_cpu]
         if hosts:
-            sums, counts = host_sums([tensors[index] for index in hosts], self._precision)
+            sums, counts = host_sums([tensors[index] for index in hosts])
             if scale is not None:
                 sums /= float(scale.item()) ** 2
             measured.fill(kind, [places[index] for index in hosts], sums, counts)
@@ -270,9 +267,10 @@ class Norms(Source):
         """Measure what the optimizer's step added to the parameters that were copied before it."""
         pairs = {place: (flat(listed.local(place)), copy) for place, copy in self._copies.items()}
         self._copies = {}
-        hosts = [place for place, (one, _) in pairs.items() if one.is_cpu]
+        # Without elements, nothing is computed on a device.
+        hosts = [place for place, (one, _) in pairs.items() if one.is_cpu or not one.numel()]
         if hosts:
-            sums, most = host_changes([pairs[place] for place in hosts], self._precision)
+            sums, most = host_changes([pairs[place] for place in hosts])
             measured.fill_updates(hosts, np.concatenate((sums, most)))
         # The differences take the memory of the copies.
         there = {
@@ -310,7 +308,7 @@ class StepNorms:
         norms: complete when `arriving` is empty.
         arriving: the results of devices, and what puts them into `norms`.
         look: called once with the complete norms.
-        stepped: the optimizers that have stepped. is_weighed: whether weights were measured.
+        is_weighed: whether weights were measured.
         is_skipped: whether GradScaler leaves out the optimizer's current step.
     """
 
@@ -321,7 +319,6 @@ class StepNorms:
         self.norms = ParameterNorms(table, **columns)
         self.arriving: list[tuple[Pending, Callable[[Array], None]]] = []
         self.look: Callable[[ParameterNorms], None] | None = None
-        self.stepped: set[Optimizer] = set()
         self.is_weighed = self.is_skipped = False
 
     @property
@@ -392,7 +389,9 @@ class _Listed:
             local_sizes=tuple(_local(one).numel() for one in self.parameters),
             starts=tuple(_start(one) for one in self.parameters),
         )
-        self.splits = [FRAMEWORK.split_axes(one) for one in self.parameters]
+        # The parameters of each turn, an eighth of the elements; by whole sizes, so that all ranks agree.
+        sizes = dict(zip(self.table.names, map(math.prod, self.table.shapes), strict=True))
+        self.turns = [share(sizes, Group(index=turn, size=TURNS)) for turn in range(TURNS)]
         self._places = {id(one): place for place, one in enumerate(self.parameters)}
         self._held: weakref.WeakKeyDictionary[Optimizer, tuple[list[int], list[int]]]
         self._held = weakref.WeakKeyDictionary()

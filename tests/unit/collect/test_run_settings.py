@@ -32,7 +32,7 @@ def test_what_no_one_names_is_not_read_from_the_model() -> None:
     assert found.train_lineage
     assert found.eval_lineage
     assert found.dataset_graph
-    assert settings().norms is None
+    assert not settings().norms
 
 
 def test_the_names_of_mindspore_and_ours_choose_the_same() -> None:
@@ -60,13 +60,12 @@ def test_how_values_are_written_comes_from_record() -> None:
     record = Record(
         formats=["tensorboard"], rotate_bytes=4096, delivery="synced", overload="drop",
         raise_exception=True, export_npy=True, tensor_freq=7, deal="all", collectors="process",
-        norm_precision="float64",
     )  # fmt: skip
-    found = settings(record, norms=True)
+    found = settings(record)
     writer = found.writer
     assert writer.limits.rotate_bytes == 4096
     assert (writer.delivery, writer.overload, writer.raise_exception) == ("synced", "drop", True)
-    assert (found.norms, found.record) == ("float64", record)
+    assert found.record == record
 
 
 def test_several_ranks_write_mindspores_files_unless_others_are_chosen() -> None:
@@ -88,7 +87,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "images": (1, InvalidTypeError), "metric": (None, InvalidTypeError),
     "train_lineage": (0, InvalidTypeError), "eval_lineage": ("yes", InvalidTypeError),
     "dataset_graph": (1, InvalidTypeError), "max_histograms": (0, InvalidValueError),
-    "tensor_freq": (True, InvalidTypeError), "norm_precision": ("bf16", InvalidValueError),
+    "tensor_freq": (True, InvalidTypeError),
     "collect_landscape": ([], InvalidTypeError), "deal": ("ranks", InvalidValueError),
     "private": ("no", InvalidTypeError),
     "formats": (["csv"], InvalidValueError), "rank_formats": ([], InvalidValueError),
