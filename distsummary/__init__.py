@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from distsummary.format.pb.mindspore_summary_pb2 import LossLandscape
     from distsummary.frameworks.base import Curvature, CurvatureDirection, CurvatureSource
     from distsummary.landscapes.directions.recipe import Directions
-    from distsummary.landscapes.directions.sketched import SketchedPath, training_path
     from distsummary.landscapes.generator import landscape, landscape_set
     from distsummary.landscapes.model.quantities import Evaluation
     from distsummary.landscapes.output.loss_grid import LossGrid
@@ -109,7 +108,6 @@ __all__ = [
     "RunContext",
     "ScalarSummary",
     "ScalarTable",
-    "SketchedPath",
     "SummaryCollector",
     "SummaryLandscape",
     "SummaryRecord",
@@ -130,7 +128,6 @@ __all__ = [
     "merge_run",
     "open_run",
     "resume",
-    "training_path",
 ]
 
 _NAMES_OF = {  # module -> its public names, as above: only type checkers run those imports
@@ -146,7 +143,6 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.aggregate.joining": ("coordinator",),
     "distsummary.frameworks.base": ("Curvature", "CurvatureDirection", "CurvatureSource"),
     "distsummary.landscapes.directions.recipe": ("Directions",),
-    "distsummary.landscapes.directions.sketched": ("SketchedPath", "training_path"),
     "distsummary.landscapes.generator": ("landscape", "landscape_set"),
     "distsummary.landscapes.model.quantities": ("Evaluation",),
     "distsummary.landscapes.output.loss_grid": ("LossGrid",),

@@ -9,7 +9,7 @@ UNITS = ("step", "epoch")
 MIN_SIZE, MAX_SIZE = 3, 256
 MIN_INTERVAL = 3
 
-_KEYS = ("landscape_size", "unit", "num_samples", "create_landscape", "intervals", "sketch")
+_KEYS = ("landscape_size", "unit", "num_samples", "create_landscape", "intervals")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,9 +18,7 @@ class LandscapeSpec:
 
     Checkpoints are saved at the steps or epochs (see `unit`) in `intervals`. `create_train` requests one
     landscape per interval, `create_result` one around the last checkpoint. A landscape has `landscape_size`
-    points along each side; each point is evaluated on `num_samples` samples of the data set. `sketch` is the
-    number of steps from one sketch (64 kB that stand for a checkpoint) to the next; 0 means as often as a
-    hundredth of the training's time allows, None means no sketches.
+    points along each side; each point is evaluated on `num_samples` samples of the data set.
     """
 
     intervals: tuple[tuple[int, ...], ...]
@@ -29,7 +27,6 @@ class LandscapeSpec:
     landscape_size: int = 40
     create_train: bool = True
     create_result: bool = True
-    sketch: int | None = None
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -45,9 +42,7 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
     """Check MindSpore's `collect_landscape` argument; None and {} mean that nothing is saved.
 
     A missing `create_landscape`, or a missing key in it, means True. Raises InvalidTypeError or
-    InvalidValueError where MindSpore raises TypeError or ValueError. `sketch` is our own key: True saves
-    sketches for at most a hundredth of the training's time, a number n saves a sketch every n steps. With
-    `sketch`, `intervals` may be missing; then no whole checkpoint is saved.
+    InvalidValueError where MindSpore raises TypeError or ValueError.
     """
     check_type("collect_landscape", value, dict, optional=True)
     if not isinstance(value, dict) or not value:
@@ -66,17 +61,7 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
     for key, flag in create.items():
         check_type(f"{field}[{key!r}]", flag, bool)
 
-    sketch = value.get("sketch", False)
-    if isinstance(sketch, bool):
-        sketch = 0 if sketch else None
-    else:
-        check_int("collect_landscape['sketch'] (or True)", sketch, low=1)
-
-    # With sketches, a training can do without whole checkpoints.
-    field, intervals = (
-        "collect_landscape['intervals']",
-        value.get("intervals", None if sketch is None else []),
-    )
+    field, intervals = "collect_landscape['intervals']", value.get("intervals")
     if intervals is None:
         raise InvalidTypeError(f"{field} is required: a list of lists of {unit}s, such as [[1, 2, 3]]")
     check_type(field, intervals, list)
@@ -93,7 +78,6 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
 
     return LandscapeSpec(
         intervals=tuple(tuple(map(int, interval)) for interval in intervals),
-        sketch=sketch,
         unit=unit,
         num_samples=num_samples,
         landscape_size=size,

@@ -14,9 +14,6 @@ from typing import Any
 from distsummary.base.failures import Failures
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.share import SavedShare, share_of
-from distsummary.checkpoints.sketch.keeper import SketchKeeper, open_sketching
-from distsummary.checkpoints.sketch.parts import ModelParts
-from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.collect.background import Background
 from distsummary.collect.run_lineage import class_name
@@ -105,7 +102,7 @@ def keep_trajectory(
 
 
 class CheckpointKeeper:
-    """Keeps checkpoints and sketches (small random projections) of a network, once `begin` was called.
+    """Keeps checkpoints of a network, once `begin` was called.
 
     Rank 0 keeps replicated parameters; each rank keeps its shards.
 
@@ -130,19 +127,16 @@ class CheckpointKeeper:
         self._run_dir, self._topology, self._registration = run_dir, topology, registration
         self._files, self._failures, self._report_unsaved = files, failures, report_unsaved
         self._trajectory: KeptTrajectory | None = None
-        self._sketches: SketchKeeper | None = None
 
     @property
     def is_active(self) -> bool:
         """Whether anything is kept."""
-        return self._trajectory is not None or self._sketches is not None
+        return self._trajectory is not None
 
     def begin(self, spec: LandscapeSpec, network: object, group: Group, step_per_epoch: int) -> None:
         """From now on, keep what `spec` names of the network; `group`: see `keep_trajectory`."""
         if self._topology.role != "train":
             return
-        if spec.sketch is not None:
-            self._failures.call("no sketches are kept", self._keep_sketches, spec.sketch, network, group)
         if spec.intervals:
             self._trajectory = self._failures.call(
                 "no trajectory is kept",
@@ -156,52 +150,25 @@ class CheckpointKeeper:
                 step_per_epoch=step_per_epoch,
             )
 
-    def _keep_sketches(self, every: int, network: object, group: Group) -> None:
-        framework, attempt = framework_of(network), self._registration.attempt
-        share = share_of(network, self._topology, group.size, attempt=attempt)
-        # Without a share, other ranks keep the whole network.
-        if share is None:
-            return
-        parts = ModelParts(framework, network, is_mine=share.holds)
-        header = SketchHeader(
-            run_id=self._registration.run_id,
-            parameters=parts.digest,
-            attempt=attempt,
-            rank=share.shard_rank.rank if share.shard_rank else 0,
-            parts=share.shard_rank.ranks if share.shard_rank else 1,
-        )
-        sketching = open_sketching(framework, parts, header.seed)
-        writer = SketchWriter(self._run_dir.ckpt_dir, header)
-        self._sketches = SketchKeeper(sketching, writer, self._files.submit, every=every)
-
     def save(self, unit: str, number: int, *, step: int, is_late: bool) -> None:
-        """Save this step or epoch if it is planned for the trajectory, and take a sketch if one is due.
+        """Save this step or epoch if it is planned for the trajectory.
 
         `step`: the step of a report that something is not saved. If `is_late`, the model may have changed
         since the step or epoch ended: nothing is saved, and a checkpoint that is due is counted as dropped.
         """
-        if is_late:
-            if self._trajectory is not None and self._trajectory.due(unit, number):
-                self._failures.count(ENDED_LATE, dropped={"checkpoint": 1})
-                self._report_unsaved(step, ENDED_LATE)
-            if unit == "step" and self._sketches is not None and self._sketches.skip_step(number):
-                self._failures.count(ENDED_LATE, dropped={"sketch": 1})
-            return
-        if unit == "step" and self._sketches is not None:
-            self._failures.call("sketch", self._sketches.end_step, number)
         kept = self._trajectory
-        if kept is not None and kept.due(unit, number):
-            name = f"checkpoint of {unit} {number} of the trajectory"
-            try:
-                # Copy now: the next step changes the values.
-                save, nbytes = kept.take(number)
-            except Exception as error:
-                self._report_unsaved(step, f"{name}: {error}")
-                raise
-            unsaved = partial(self._report_unsaved, step)
-            self._files.submit(name, save, nbytes=nbytes, wait_s=CHECKPOINT_WAIT_S, on_failure=unsaved)
-
-    def flush(self) -> None:
-        """Write the sketches that are still in memory."""
-        if self._sketches is not None:
-            self._sketches.flush()
+        if kept is None or not kept.due(unit, number):
+            return
+        if is_late:
+            self._failures.count(ENDED_LATE, dropped={"checkpoint": 1})
+            self._report_unsaved(step, ENDED_LATE)
+            return
+        name = f"checkpoint of {unit} {number} of the trajectory"
+        try:
+            # Copy now: the next step changes the values.
+            save, nbytes = kept.take(number)
+        except Exception as error:
+            self._report_unsaved(step, f"{name}: {error}")
+            raise
+        unsaved = partial(self._report_unsaved, step)
+        self._files.submit(name, save, nbytes=nbytes, wait_s=CHECKPOINT_WAIT_S, on_failure=unsaved)

@@ -192,7 +192,7 @@ class CollectorCallback(Callback):
         if network is not None and (landscape := self._settings.collected.landscape) is not None:
             steps, kept = params.get("batch_num") or 0, params.get("backbone", network)
             call("trajectory", session.checkpoints.begin, landscape, kept, self._schedule.group, steps)
-        # Checkpoints and sketches need every step, too.
+        # Checkpoints need every step, too.
         self._schedule.sees_all = not is_own or session.checkpoints.is_active
         if self._settings.system_metrics:
             call("system metrics", session.monitor_system, network)

@@ -552,7 +552,6 @@ class Session:
         parts: list[tuple[str, Callable[[], None]]] = [
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
             ("a last sample of system metrics", self._monitor.stop if self._monitor else lambda: None),
-            ("writing the sketches", self.checkpoints.flush),
             ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
             ("the messages and that sample", partial(self._messages.close, lambda: self._deadline_s)),
             ("the alerts", self._alerts.write),

@@ -123,13 +123,6 @@ class Framework(Protocol):
     def tensors(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The model's own parameters and buffers by name; `state` copies them."""
 
-    def watch(self, model: Any) -> Callable[[], bool]:
-        """Return a quick check that the model still has the same tensors, shapes and trained parameters.
-
-        The check may return False for an unchanged model; the caller then lists the model's tensors again.
-        """
-        return lambda: False
-
     def state(self, model: Any) -> dict[str, Array]:
         """Parameters and buffers by name, copied to the host: the content of a checkpoint."""
         return {name: self.to_numpy(tensor) for name, tensor in self.tensors(model)}

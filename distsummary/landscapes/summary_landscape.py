@@ -126,7 +126,7 @@ class SummaryLandscape:
         )
 
     def clean_ckpt(self) -> None:
-        """Remove all checkpoints (`ckpt_dir`), also those of superseded attempts, and the sketches.
+        """Remove all checkpoints (`ckpt_dir`), also those of superseded attempts.
 
         Landscapes already drawn are kept. Raises RunDirError if the directory cannot be removed.
         """

@@ -19,7 +19,6 @@ MOST = 12  # landscapes on a page
 _POINTS = 30_000  # of all surfaces together
 _CHECKPOINTS = 3000  # of all paths together
 _TICKS = 9  # of the losses' scale
-_BETWEEN = 2000  # points of the path by sketches
 COMPUTED, INTERPOLATED, MISSING, NOT_FINITE = range(4)  # how a point came by its loss
 UNKNOWN = ""  # the normalisation of a landscape from event files
 
@@ -114,9 +113,6 @@ def _path(grid: Grid, kept: Array) -> dict[str, Any]:
     has_numbers = len(grid.numbers) == len(grid.path)
     names = checkpoint_names(grid) if has_numbers else [str(k + 1) for k in range(len(grid.path))]
     numbers = np.array(grid.numbers if has_numbers else range(1, len(grid.path) + 1), np.int64)
-    between = (
-        grid.step_path[thinned(len(grid.step_path), _BETWEEN)] if len(grid.step_path) else grid.step_path
-    )
     losses = clipped(np.concatenate([grid.true_loss, grid.path_loss]))
     low, high = finite_bounds(losses)
     return {
@@ -129,7 +125,6 @@ def _path(grid: Grid, kept: Array) -> dict[str, Any]:
         "outside": grid.residuals[kept].astype(np.float32),
         "run": run_of[kept].astype(np.int32),
         "runs": [*grid.parts],
-        "between": {"x": between[:, 0].astype(np.float32), "y": between[:, 1].astype(np.float32)},
         "count": len(grid.path),
         "is_log": bool(low > 0 and high > 5 * low),
     }

@@ -19,9 +19,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distsummary as ds
-from distsummary.checkpoints.sketch.keeper import open_sketching
-from distsummary.checkpoints.sketch.parts import ModelParts
-from distsummary.frameworks.base import load
 from distsummary.frameworks.torch import FRAMEWORK, counted
 from distsummary.landscapes.engines import torch_engines
 from distsummary.landscapes.engines.engine_choice import EngineChoice
@@ -230,19 +227,6 @@ def test_histograms_and_copies_of_tensors_on_the_device(dtype: torch.dtype) -> N
     assert (found.min, found.max, found.sum) == (expected.min, expected.max, expected.sum)
     np.testing.assert_array_equal(copy.result(), FRAMEWORK.to_numpy(host))
     np.testing.assert_array_equal(transposed.result(), FRAMEWORK.to_numpy(host.reshape(60, 50).t()))
-
-
-def test_a_sketch_of_parameters_on_the_device_waits_for_nothing_but_the_first_time() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(5, 7), nn.Linear(700, 800))  # one of more than a chunk
-    framework = load("torch")
-    expected = open_sketching(framework, ModelParts(framework, net)).take().result()
-    sketching = open_sketching(framework, ModelParts(framework, to_gpu(net)))
-    first = sketching.take().result()
-    with Hurried():
-        pending = sketching.take()
-    np.testing.assert_allclose(first, expected, atol=1e-4)
-    np.testing.assert_array_equal(pending.result(), first)
 
 
 class OverTwo(Mlp):

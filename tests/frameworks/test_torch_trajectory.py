@@ -16,7 +16,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import distsummary as ds
 from distsummary import Topology
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
-from distsummary.checkpoints.sketch.sketch_file import has_sketches
 from distsummary.checkpoints.trajectory import read
 from distsummary.collect.checkpoint_keeper import KeptTrajectory, keep_trajectory
 from distsummary.errors import InvalidValueError
@@ -124,11 +123,10 @@ def test_a_mesh_of_some_ranks_is_refused(tmp_path: Path) -> None:
             kept(model, tmp_path, 0)
 
 
-def test_a_model_without_shapes_yet_has_no_sketches_but_its_checkpoints(tmp_path: Path) -> None:
+def test_a_model_without_shapes_yet_keeps_its_checkpoints(tmp_path: Path) -> None:
     model = nn.LazyLinear(4)
-    asked = {"sketch": 1, "intervals": [[1, 2, 3]]}
+    asked = {"intervals": [[1, 2, 3]]}
     with ds.init(tmp_path, watch=model, record=ds.Record(collect_landscape=asked)) as run:
         for batch in run.steps([torch.rand(2, 3)] * 3):
             model(batch)
     assert read(tmp_path / "ckpt_dir").numbers == (1, 2, 3)
-    assert not has_sketches(tmp_path / "ckpt_dir")

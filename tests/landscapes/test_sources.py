@@ -66,20 +66,6 @@ def test_another_file_is_refused_with_what_may_be_given(tmp_path: Path) -> None:
         open_source(Mlp(), tmp_path / "notes.txt")
 
 
-def test_a_run_without_sketches_has_none_and_says_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert open_source(Mlp(), make_run(tmp_path / "run")).sketches() is None
-    assert not caplog.messages
-
-
-def test_sketches_that_cannot_be_read_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = make_run(tmp_path / "run")
-    (run.ckpt_dir / "sketch_00000_rank_00000.frames").mkdir()
-    assert open_source(Mlp(), run).sketches() is None
-    assert "the steps between checkpoints are not shown" in caplog.text
-
-
 def test_a_run_is_called_after_its_directory_and_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / folder / "run").base for folder in "ab"]
     assert [source.label for source in open_runs(Mlp(), runs)] == ["run (1)", "run (2)"]

@@ -154,17 +154,6 @@ def test_each_run_of_a_joint_plane_has_its_own_line_and_name() -> None:
     assert [line.split()[-1] for line in checkpoint_lines(joint)[1:]] == ["sgd", "adam", "adam"]
 
 
-def test_steps_known_by_sketches_are_a_line_next_to_the_path() -> None:
-    steps = np.column_stack((np.linspace(-0.9, 0, 30), np.linspace(0.1, 0, 30)))
-    grid = make_grid(steps=tuple(range(30)), step_path=steps)
-    figure = figure_for()
-    draw_contours(figure, grid, scale_for(grid.z))
-    named = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
-    np.testing.assert_array_equal(named["steps between, by sketches"], steps)
-    draw_surface(figure, grid, scale_for(grid.z))
-    assert draw(grid, "surface")
-
-
 def test_a_line_says_the_share_of_the_way_and_its_barrier() -> None:
     line = make_grid(
         kind="line",

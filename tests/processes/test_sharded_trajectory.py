@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import distsummary as ds
-from distsummary.checkpoints.sketch.sketch_file import read_sketches
 from distsummary.checkpoints.trajectory import read
 from distsummary.events.reader import read_directory
 from distsummary.format.histogram import count_histogram
@@ -50,7 +49,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 inputs, targets = torch.randn(32, 6), torch.randint(0, 3, (32,))
 kept = {}
 intervals = [[1, 2, 3, 4, 5]] + ([[5, 6, 7]] if rank >= 0 else [])
-options = {"collect_landscape": {"sketch": 1, "intervals": intervals}, "gradients": ".*"}
+options = {"collect_landscape": {"intervals": intervals}, "gradients": ".*"}
 collector = ds.SummaryCollector(run_dir, **options)
 with ds.Run(callbacks=collector, network=model, optimizer=optimizer) as run:
     for x in run.steps([inputs] * 6):
@@ -141,14 +140,6 @@ def test_the_landscape_of_the_run_is_that_of_a_run_of_one_process(runs):
     assert sharded.numbers == STEPS
     for what in ("z", "path", "path_loss", "true_loss", "residuals", "explained_variance"):
         np.testing.assert_array_equal(getattr(sharded, what), getattr(whole, what))
-
-
-def test_its_sketches_add_up_to_those_of_a_run_of_one_process(runs):
-    sharded, whole = (read_sketches(RunDir(run).ckpt_dir) for run in runs)
-    assert (sharded.header.parts, whole.header.parts) == (2, 1)
-    assert sharded.steps == whole.steps == (1, 2, 3, 4, 5, 6)
-    for step in whole.steps:
-        np.testing.assert_allclose(sharded.read(step), whole.read(step), atol=1e-5)  # two bytes each
 
 
 def test_its_directions_are_those_of_a_run_of_one_process(runs):

@@ -54,8 +54,6 @@ def write_base(corpus: Path, seed: int) -> None:
     from distsummary.checkpoints.metadata import CheckpointFile, TrainMetadata
     from distsummary.checkpoints.model_file import write_model
     from distsummary.checkpoints.shard_file import ShardHeader, write_shards
-    from distsummary.checkpoints.sketch.count_sketch import BUCKETS
-    from distsummary.checkpoints.sketch.sketch_file import SketchHeader, SketchWriter
     from distsummary.diagnosis.stuck import Collective, ProcessGroup, RankReport
     from distsummary.diagnosis.verdict import Verdict
     from distsummary.events.contents import scan
@@ -66,7 +64,6 @@ def write_base(corpus: Path, seed: int) -> None:
     from distsummary.landscapes.run.journal import Journal
     from distsummary.rundir.rank_facts import RankFacts, write_facts
     from distsummary.rundir.run_dir import RunDir
-    from tests.unit.checkpoints.sketch.test_sketch_file import Taken
     from tests.unit.landscapes.test_grid import make_grid
 
     base = corpus / "base"
@@ -123,8 +120,6 @@ def write_base(corpus: Path, seed: int) -> None:
     (checkpoints / "train_metadata.json").write_bytes(
         TrainMetadata(spec=spec, step_per_epoch=2, run_id="0" * 16, files=files).to_bytes()
     )
-    sketches = SketchWriter(checkpoints, SketchHeader(run_id="0" * 16))
-    sketches.write([(step, Taken(numbers.normal(size=BUCKETS))) for step in (1, 2)])
 
 
 def mutant(corpus: Path, kind: SmallFiles, generator: random.Random) -> tuple[str, bytes]:
@@ -331,9 +326,9 @@ def _npz_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
 
 
 def _checkpoint_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
-    from distsummary import training_path
     from distsummary.checkpoints.load import load_checkpoint
     from distsummary.checkpoints.shard_file import read_shards
+    from distsummary.checkpoints.trajectory import read
     from distsummary.landscapes.run.journal import Journal
 
     path = directory / name
@@ -346,7 +341,7 @@ def _checkpoint_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
         yield "journal", lambda: Journal(path, PLAN).close()
         yield "fsck", _verb("fsck", str(directory))
     else:
-        yield "path", partial(training_path, directory)
+        yield "trajectory", partial(read, path.parent)
 
 
 KINDS = {

@@ -145,7 +145,7 @@ def test_a_choice_of_histograms_without_a_model_is_refused_naming_watch(tmp_path
             "collectors='rank' needs Ray, .* start the ranks by ds.launch",
         ),
         (
-            {"record": ds.Record(collect_landscape={"sketch": True}), "watch": None},
+            {"record": ds.Record(collect_landscape={"intervals": [[1, 2, 3]]}), "watch": None},
             "collect_landscape looks into the",
         ),
     ],

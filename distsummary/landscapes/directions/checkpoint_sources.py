@@ -15,15 +15,8 @@ import numpy as np
 from distsummary.base.checks import check_int
 from distsummary.checkpoints.landscape_spec import MIN_INTERVAL
 from distsummary.checkpoints.metadata import MAX_INT, METADATA
-from distsummary.checkpoints.sketch.sketch_file import Sketches, has_sketches, read_sketches
 from distsummary.checkpoints.trajectory import SUFFIXES, Trajectory, map_checkpoint, read
-from distsummary.errors import (
-    DamagedFileError,
-    InvalidTypeError,
-    InvalidValueError,
-    LandscapeError,
-    MissingFileError,
-)
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.parameters import own_state
 from distsummary.landscapes.directions.recipe import SHOWN, Weights
@@ -47,7 +40,7 @@ class CheckpointSource:
     `label` names the source among several. The number of a checkpoint is its step or epoch, see `unit`.
     `intervals` holds the checkpoint numbers of each path; `numbers`, those of all saved checkpoints,
     ascending; both are empty for a single state. `load(number)` returns parameters and buffers by name;
-    files are memory-mapped. `sketches()` returns the sketches of the training's steps, or None.
+    files are memory-mapped.
     """
 
     label: str
@@ -57,7 +50,6 @@ class CheckpointSource:
     unit: str = "step"
     step_per_epoch: int = 1
     num_samples: int | None = None
-    sketches: Callable[[], Sketches | None] = lambda: None
 
     @property
     def last(self) -> int | None:
@@ -96,17 +88,7 @@ def open_source(
     if isinstance(around, Mapping):
         return _saved(model, around, unit, step_per_epoch)
     _refuse_files(around)
-    if isinstance(around, Trajectory):
-        trajectory = around
-    else:
-        ckpt_dir = ckpt_dir_of(around, _has_metadata)
-        if has_sketches(ckpt_dir) and not _has_metadata(ckpt_dir):
-            raise MissingFileError(
-                f"{ckpt_dir} holds sketches alone, but a landscape needs checkpoints: train with "
-                "collect_landscape={'sketch': True, 'intervals': [[...]]}; ds.training_path gives the path "
-                "alone, from sketches"
-            )
-        trajectory = read(ckpt_dir)
+    trajectory = around if isinstance(around, Trajectory) else read(_ckpt_dir_of(around))
     kept_in = trajectory.ckpt_dir
     return CheckpointSource(
         label=kept_in.parent.name if kept_in.name == "ckpt_dir" else kept_in.name,  # the run's name
@@ -116,7 +98,6 @@ def open_source(
         unit=unit or trajectory.unit,
         step_per_epoch=trajectory.step_per_epoch if step_per_epoch is None else step_per_epoch,
         num_samples=trajectory.spec.num_samples,
-        sketches=partial(_sketches, trajectory),
     )
 
 
@@ -147,21 +128,6 @@ def _saved(
         unit=unit or "step",
         step_per_epoch=step_per_epoch or 1,
     )
-
-
-def _sketches(trajectory: Trajectory) -> Sketches | None:
-    """The sketches of the trajectory's run; None if there are none, or (with a warning) they are unusable."""
-    if not has_sketches(trajectory.ckpt_dir):
-        return None
-    try:
-        sketches = read_sketches(trajectory.ckpt_dir)
-    except (DamagedFileError, OSError) as error:
-        _log.warning("the steps between checkpoints are not shown: %s", error)
-        return None
-    if sketches.header.run_id != trajectory.run_id:
-        _log.warning("the sketches in %s belong to another run; they are not shown", trajectory.ckpt_dir)
-        return None
-    return sketches
 
 
 def open_runs(model: Any, runs: Sequence[AnyAround]) -> list[CheckpointSource]:
@@ -258,8 +224,8 @@ def _limits_open_files() -> Iterator[None]:
         ) from error
 
 
-def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path], bool]) -> Path:
-    """The checkpoint directory: `around` itself if `is_one(around)`, otherwise that of the run."""
+def _ckpt_dir_of(around: RunDir | str | os.PathLike[str]) -> Path:
+    """The checkpoint directory: `around` itself if it has metadata, otherwise that of the run."""
     if isinstance(around, RunDir):
         return around.ckpt_dir
     if not isinstance(around, str | os.PathLike):
@@ -267,11 +233,7 @@ def ckpt_dir_of(around: RunDir | str | os.PathLike[str], is_one: Callable[[Path]
             "around must be a run, a checkpoint file, values by name or checkpoints by step or epoch, got a "
             f"{type(around).__name__}; for a model, give model.state_dict()"
         )
-    return Path(around) if is_one(Path(around)) else RunDir(around).ckpt_dir
-
-
-def _has_metadata(directory: Path) -> bool:
-    return (directory / METADATA).is_file()
+    return Path(around) if (Path(around) / METADATA).is_file() else RunDir(around).ckpt_dir
 
 
 def saved_intervals(planned: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:

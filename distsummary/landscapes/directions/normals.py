@@ -1,20 +1,20 @@
 """`philox-bm-v1`: random normals that are a function of (seed, axis, parameter name, index) alone.
 
-    words    = count_sketch.philox(seed, axis, name, block).random_raw()      block = index // 2^16
+    words    = philox(seed, axis, name, block).random_raw()      block = index // 2^16
     u, w     = words 2j and 2j+1 of the block as (word >> 11) / 2^53, u shifted to (0, 1]
     normals  = sqrt(-2 ln u) * (cos, sin)(2 pi w)  elements 2j, 2j+1, computed in float64, returned as float32
 
-philox is NumPy's generator Philox. The normals do not depend on workers, sharding, device or NumPy's own
+`philox` makes NumPy's generator Philox. The normals do not depend on workers, sharding, device or NumPy's own
 method for normals. Cosine and sine are read from a table of 1,024 angles and rotated by the remaining angle,
 with series up to the fifth power. Their error is at most 7e-16; NumPy's cos and sin take three times as long.
 """
 
+import hashlib
+import struct
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from distsummary.checkpoints.sketch.count_sketch import philox
 
 Array: TypeAlias = NDArray[Any]
 
@@ -27,6 +27,16 @@ _TURN = 2.0 * np.pi
 _ANGLES = 1 << 10
 _REST = 53 - 10  # bits of w that give the remaining angle
 _COSINES, _SINES = (f((np.arange(_ANGLES) + 0.5) * (_TURN / _ANGLES)) for f in (np.cos, np.sin))
+
+
+def philox(seed: int, axis: int, name: str, block: int) -> np.random.Philox:
+    """A random generator whose bits are a function of (seed, axis, name, block) alone.
+
+    The key is blake2b-128(int64 seed | uint8 axis | name in UTF-8), little endian; the counter is
+    [0, 0, block, 0]. `axis` separates the uses: 0 and 1 are random directions, 2 start vectors.
+    """
+    key = hashlib.blake2b(struct.pack("<qB", seed, axis) + name.encode(), digest_size=16).digest()
+    return np.random.Philox(counter=[0, 0, block, 0], key=np.frombuffer(key, "<u8").astype(np.uint64))
 
 
 def random_direction(seed: int, axis: int, name: str, shape: tuple[int, ...]) -> Array:

@@ -35,14 +35,13 @@ _log = logging.getLogger(__name__)
 class Moving:
     """The parameters that move: their shapes by canonical name, in the order of the model.
 
-    `is_all` is true if these are exactly the trainable parameters. The first name of a tied parameter is
-    canonical, and `tied` maps each of the parameter's other names to it. `filter_axes` holds the filter axes
-    other than 0. `patterns` are the requested regular expressions. `precisions` are the dtypes of the model's
-    values, see `rounding`. `own` holds all values of the model; they replace a checkpoint's missing values.
+    The first name of a tied parameter is canonical, and `tied` maps each of the parameter's other names to
+    it. `filter_axes` holds the filter axes other than 0. `patterns` are the requested regular expressions.
+    `precisions` are the dtypes of the model's values, see `rounding`. `own` holds all values of the model;
+    they replace a checkpoint's missing values.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    is_all: bool = True
     tied: Mapping[str, str] = field(default_factory=dict)
     filter_axes: Mapping[str, FilterAxis] = field(default_factory=dict)
     patterns: tuple[str, ...] = ()
@@ -144,7 +143,6 @@ def moving(model: Any, mode: str, patterns: Patterns = None, filter_axis: Filter
         filter_axis = by_first
     return Moving(
         shapes=shapes,
-        is_all=shapes.keys() == trainable.keys(),
         tied=tied,
         filter_axes=resolve_filter_axes(filter_axis, shapes, axes),
         patterns=() if patterns is None else (patterns,) if isinstance(patterns, str) else tuple(patterns),

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeAlias
 
-from distsummary.checkpoints.sketch.count_sketch import digest
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import CurvatureSource
 from distsummary.landscapes.directions import CORNERS
@@ -37,7 +36,6 @@ from distsummary.landscapes.directions.planes import (
     prepare_triangle,
 )
 from distsummary.landscapes.directions.recipe import Array, Directions, Weights
-from distsummary.landscapes.directions.sketched import path_in_plane
 
 Direction: TypeAlias = str | Directions  # one of DIRECTIONS, or the user's own directions
 OpenHessian: TypeAlias = Callable[..., AbstractContextManager[Hessian]]  # called with names= and centre=
@@ -104,8 +102,7 @@ def prepare(
             for numbers in intervals:
                 key = "pca" if len(intervals) == 1 else f"pca[{numbers[0]}, {numbers[-1]}]"
                 path = [states[number] for number in numbers]
-                plane = prepare_pca(path, numbers, moving.names, settings)
-                found.append((key, _with_steps(plane, source, moving, numbers)))
+                found.append((key, prepare_pca(path, numbers, moving.names, settings)))
             continue
         # In MindSpore's mode, a random plane is centred on the end of the last path. So are given directions,
         # since they replay a random plane of MindSpore.
@@ -166,33 +163,6 @@ def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Sett
         unique = key if counts[key] == 1 else f"{key}[{counts[key]}]"
         named[unique] = replace(prepared, known=known, precisions=moving.precisions)
     return named
-
-
-def _with_steps(
-    prepared: Prepared, source: CheckpointSource, moving: Moving, numbers: Sequence[int]
-) -> Prepared:
-    """Add the path at the steps between checkpoints, if the training kept sketches of the weights there."""
-    sketches = source.sketches() if moving.is_all else None
-    if sketches is None:
-        return prepared
-    scale = source.step_per_epoch if source.unit == "epoch" else 1
-    is_of_another = sketches.header.parameters != digest(moving.shapes)
-    if is_of_another or not scale:
-        reason = (
-            "the sketches cover other parameters than those that this model varies; was a "
-            "parameter frozen since the training?"
-            if is_of_another
-            else "the training did not know the number of steps in an epoch; give step_per_epoch="
-        )
-        _log.warning("the steps between checkpoints are not shown: %s", reason)
-        return prepared
-    first, last = numbers[0] * scale, numbers[-1] * scale
-    between = tuple(step for step in sketches.steps if first <= step <= last)
-    plane = prepared.plane
-    centre = plane.states[-1]
-    directions = plane.recipe.make({name: centre[name] for name in moving.names})
-    path = path_in_plane(replace(sketches, steps=between), directions, centre, moving.names)
-    return replace(prepared, known={**prepared.known, "steps": between, "step_path": path.points})
 
 
 def prepare_runs(

@@ -10,8 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from distsummary.checkpoints.sketch.count_sketch import philox
-from distsummary.landscapes.directions.normals import BLOCK
+from distsummary.landscapes.directions.normals import BLOCK, philox
 
 PIECE = 1 << 22  # normals drawn at a time: enough to keep the device busy, with limited temporary memory
 _WORDS = 4  # random words per step of the counter

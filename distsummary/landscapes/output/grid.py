@@ -31,7 +31,6 @@ ARRAYS = (
     "true_loss",
     "residuals",
     "explained_variance",
-    "step_path",
     "computed",
 )
 NAMED_KINDS = ("joint", "triangle", "line", "hessian", "curvature")  # these kinds are part of a grid's tag
@@ -56,8 +55,6 @@ class Grid:
     decomposition: str
     convergence_point: tuple[float, float, float]
     explained_variance: Array = field(default_factory=lambda: np.empty(0))
-    steps: tuple[int, ...] = ()
-    step_path: Array = field(default_factory=lambda: np.empty((0, 2)))
     kind: str = ""
     runs: tuple[str, ...] = ()
     run_lengths: tuple[int, ...] = ()

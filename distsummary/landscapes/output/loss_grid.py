@@ -48,7 +48,6 @@ class LossGrid(Grid):
         true_loss: the loss of the checkpoints themselves, (k,).
         residuals: the share of each checkpoint's offset d from the centre that lies outside the plane,
             |d - A c| / |d|, (k,); A holds the two directions, c the coordinates.
-        steps, step_path: steps between checkpoints, and their coordinates (s, 2); see `training_path`.
         explained_variance: each direction's share of the path's variance, (2,); empty for a random plane.
         eigenvalues, eigenvalue_errors: the two algebraically largest eigenvalues of the Hessian, and an upper
             bound of the error of each, apart from rounding in the Hessian-vector products; of "curvature",
@@ -112,10 +111,10 @@ class LossGrid(Grid):
     def to_xarray(self) -> "xarray.Dataset":
         """The arrays with names and axes, from which other programs get what they read (netCDF, HDF5, Zarr).
 
-        Dimensions: y and x of the plane; checkpoint, the steps or epochs of the path; step, those between
-        checkpoints. In the plane are loss, computed and all quantities; along checkpoint and step the
-        coordinates path_x, path_y, step_x, step_y, and path_loss, true_loss, residual. The attribute
-        `distsummary` has the other fields of the grid as JSON. Raises MissingExtraError without xarray.
+        Dimensions: y and x of the plane; checkpoint, the steps or epochs of the path. In the plane are loss,
+        computed and all quantities; along checkpoint the coordinates path_x and path_y, and path_loss,
+        true_loss, residual. The attribute `distsummary` has the other fields of the grid as JSON. Raises
+        MissingExtraError without xarray.
         """
         package = extra("an xarray Dataset", "xarray")
         plane, along = ("y", "x"), ("checkpoint",)
@@ -128,10 +127,8 @@ class LossGrid(Grid):
             "path_loss": (along, self.path_loss),
             "true_loss": (along, self.true_loss),
             "residual": (along, self.residuals),
-            "step_x": (("step",), self.step_path[:, 0]),
-            "step_y": (("step",), self.step_path[:, 1]),
         }
-        axes = {"y": self.y, "x": self.x, "checkpoint": [*self.numbers], "step": [*self.steps]}
+        axes = {"y": self.y, "x": self.x, "checkpoint": [*self.numbers]}
         dataset: xarray.Dataset = package.Dataset(values, axes, {"distsummary": json.dumps(self.meta())})
         return dataset
 

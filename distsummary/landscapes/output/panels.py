@@ -46,7 +46,7 @@ EDGES, EDGES_COLOR = "straight between the checkpoints", "black"
 FAINT = 0.3  # opacity of what the surface hides
 NARROW = 5.5  # inches, below which a legend has one column and a name two rows
 MAX_NAME = 30  # characters per row of a name under a tick
-PATH, STEPS, STEPS_COLOR = "path of the training", "steps between, by sketches", "C1"
+PATH = "path of the training"
 _TRUE = {"marker": "o", "markersize": 6, "markeredgecolor": "white", "markeredgewidth": 1.2}
 
 
@@ -100,8 +100,6 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
         for run, part in _courses(grid).items():
             axes.plot(*grid.path[part].T, color="white", linewidth=3.0, solid_joinstyle="round")
             axes.plot(*grid.path[part].T, color=_line_color(grid, run), linewidth=1.4, label=run or PATH)
-        if grid.steps:
-            axes.plot(*grid.step_path.T, color=STEPS_COLOR, linewidth=1.0, label=STEPS)
         colors = _colors(grid.true_loss, scale)
         for k in thinned(len(grid.path), MAX_DOTS):
             axes.plot(*grid.path[k], **_TRUE, color=colors[k])
@@ -166,8 +164,6 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
             axes.plot(*np.where(hidden(x, y, heights, along, eye)[:, None], np.nan, along).T, color="white",
                       linewidth=3.0, zorder=3)  # fmt: skip
             laid(along, _line_color(grid, run), 1.4, run or PATH)
-        if grid.steps:
-            laid(drape(x, y, heights, grid.step_path), STEPS_COLOR, 1.0, STEPS)
         colors = _colors(grid.true_loss, scale)
         behind = hidden(x, y, heights, np.column_stack((grid.path, true)), eye)
         for k in thinned(len(grid.path), MAX_DOTS):

@@ -74,7 +74,7 @@ function surface(of) {
   })
   const key = [
     of.stretch === "linear" ? "colours: loss" : `colours: ${of.scale}`,
-    of.path.count > 1 ? `line: path of the training; dots: checkpoints, in the colour of their own loss${of.path.between.x.length ? "; thin line: the steps between, by sketches" : ""}` : null,
+    of.path.count > 1 ? "line: path of the training; dots: checkpoints, in the colour of their own loss" : null,
     `star: the centre, true loss ${number(of.path.true.at(-1))}, in the plane ${number(of.path.plane.at(-1))}`,
     "the axes have scales of their own",
     of.how?.includes(MISSING) ? "stripes: not computed" : null,
@@ -355,25 +355,17 @@ function colorBar(context, of, x, plotHeight, width) {
 
 function drawPath(context, of, toX, toY) {
   const { path } = of
-  const through = (xs, ys, chosen) => {
-    context.beginPath()
-    chosen.forEach((k, index) => context[index ? "lineTo" : "moveTo"](toX(xs[k]), toY(ys[k])))
-    context.stroke()
-  }
   context.lineJoin = "round"
   path.runs.forEach((_, run) => {
     const chosen = path.names.map((_, k) => k).filter((k) => path.run[k] === run)
     for (const [stroke, size] of [["#ffffffd0", 3.6], [runColor(path, run), 1.5]]) {
       context.strokeStyle = stroke
       context.lineWidth = size
-      through(path.x, path.y, chosen)
+      context.beginPath()
+      chosen.forEach((k, index) => context[index ? "lineTo" : "moveTo"](toX(path.x[k]), toY(path.y[k])))
+      context.stroke()
     }
   })
-  if (path.between.x.length) {
-    context.strokeStyle = "#ff7f0e"
-    context.lineWidth = 1
-    through(path.between.x, path.between.y, Array.from(path.between.x, (_, k) => k))
-  }
   const size = path.names.length > 60 ? 2 : 4
   path.names.forEach((_, k) => {
     context.beginPath()

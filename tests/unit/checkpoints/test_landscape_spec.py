@@ -90,25 +90,3 @@ def test_what_mindspore_accepts_is_accepted(accepted):
 def test_what_mindspore_refuses_is_refused_with_its_exception(wrong, error):
     with pytest.raises(error, match="collect_landscape"):
         check_collect_landscape(wrong)
-
-
-@pytest.mark.parametrize(("asked", "every"), [(True, 0), (1, 1), (7, 7), (False, None)])
-def test_sketches_may_be_asked_for_as_the_costs_allow_or_every_so_many_steps(asked, every):
-    assert check_collect_landscape({"intervals": GROUPS, "sketch": asked}).sketch == every
-
-
-def test_with_sketches_there_need_be_no_checkpoints():
-    spec = check_collect_landscape({"sketch": True})
-    assert (spec.intervals, spec.numbers) == ((), ())
-    with pytest.raises(TypeError, match="intervals"):
-        check_collect_landscape({"sketch": False})
-    with pytest.raises(TypeError, match="intervals"):
-        check_collect_landscape({"sketch": True, "intervals": None})
-
-
-@pytest.mark.parametrize(
-    ("asked", "error"), [(0, ValueError), (-3, ValueError), (2.0, TypeError), ("yes", TypeError)]
-)
-def test_a_distance_between_sketches_that_is_none_is_refused(asked, error):
-    with pytest.raises(error, match=r"collect_landscape\['sketch'\]"):
-        check_collect_landscape({"sketch": asked})

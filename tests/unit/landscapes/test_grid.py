@@ -75,8 +75,6 @@ def full_grid() -> LossGrid:
         kind="joint",
         runs=("a/b", "c"),
         run_lengths=(1, 2),
-        steps=(3, 4),
-        step_path=np.array([[-0.5, 0.25], [0.0, 0.0]]),
         eigenvalues=(2.5, 0.5),
         eigenvalue_errors=(0.1, 0.2),
         hessian_angles=(12.0, 88.5),
@@ -332,7 +330,7 @@ def test_a_dataset_has_the_arrays_by_name_and_writes_other_formats(
     assert data["train/accuracy"].sel(x=grid.x[1], y=grid.y[2]) == 9.0
     assert data["path_x"].sel(checkpoint=grid.numbers[-1]) == grid.path[-1, 0]
     assert json.loads(data.attrs["distsummary"])["kind"] == grid.kind
-    assert data.sizes == {"y": 3, "x": 4, "checkpoint": len(grid.numbers), "step": len(grid.steps)}
+    assert data.sizes == {"y": 3, "x": 4, "checkpoint": len(grid.numbers)}
     data.to_netcdf(tmp_path / "grid.nc")
     with xarray.open_dataset(tmp_path / "grid.nc") as read:
         assert read.equals(data)

@@ -1,9 +1,9 @@
 import numpy as np
 
-from distsummary.checkpoints.sketch.count_sketch import philox
 from distsummary.landscapes.directions.normals import (
     BLOCK,
     _cosine_and_sine,
+    philox,
     random_direction,
     random_normals,
 )
