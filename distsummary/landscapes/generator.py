@@ -59,7 +59,7 @@ from distsummary.landscapes.request import (
     requested_directions,
 )
 from distsummary.landscapes.run.journal import Journal, leftover_journals
-from distsummary.landscapes.run.landscape_identity import held_modules, landscape_identity
+from distsummary.landscapes.run.landscape_identity import landscape_identity
 from distsummary.landscapes.run.progress import ProgressCallback, progress_callback
 from distsummary.landscapes.run.runner import InProcessWorkers, Workers, generate
 from distsummary.landscapes.run.worker_failures import READING, user_errors
@@ -327,7 +327,7 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
         if is_torch and mode != "mindspore":
             from distsummary.landscapes.model.torch_loan import at_rest
 
-            stack.enter_context(at_rest(held_modules(model, loss, dict(evaluation.metrics))))
+            stack.enter_context(at_rest(model, loss, dict(evaluation.metrics)))
         doing("finding the directions")
         if runs is None:
             first = next(iter(data.values())) if isinstance(data, Mapping) else data

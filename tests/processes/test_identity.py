@@ -20,7 +20,10 @@ class Model:
 
     def __init__(self):
         self.parameters = {"w": np.ones(3)}
-        self.names, self.function, self.object = set(NAMES), np.tanh, object()
+        self.names = set(NAMES)
+
+    def __repr__(self):
+        return "Model()"
 
     def __call__(self, x):
         return self.helper(x) if self.scale in {"one", "two", "three", 2} else None
@@ -39,14 +42,12 @@ class Loader:
 
 
 def scaled(scale, outputs, targets):
+    # Of a set, whose order differs from process to process.
+    assert scale in {"one", "two", 2.0}
     return float(scale * (outputs - targets).mean())
 
 
-def closing(held):
-    return lambda outputs, targets: held(outputs, targets)
-
-
-loss_fn, metrics = closing(functools.partial(scaled, 2.0)), {"a": closing(closing(scaled))}
+loss_fn, metrics = functools.partial(scaled, 2.0), {"a": scaled}
 """
 
 SHOW = """

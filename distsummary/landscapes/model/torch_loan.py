@@ -1,12 +1,14 @@
 """A torch model on loan: engines change its values, and it is restored bit for bit."""
 
 import copy
+import gc
 import math
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -209,15 +211,46 @@ def preserved(model: nn.Module) -> Iterator[None]:
         attributes.restore()
 
 
+def held_modules(model: nn.Module, *functions: object) -> list[nn.Module]:
+    """The modules, except the model's own, that functions hold or refer to as globals."""
+    own = {id(part) for part in model.modules()}
+    found, waiting = [], [*functions]
+    # The objects are kept, so that their ids stay theirs.
+    seen: dict[int, object] = {}
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or id(value) in own or isinstance(value, type | ModuleType):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, nn.Module):
+            found.append(value)
+        if isinstance(value, FunctionType):
+            # Of its globals only the modules that it names.
+            names, held = _names(value.__code__), value.__globals__
+            waiting += [held[name] for name in names if isinstance(held.get(name), nn.Module)]
+            seen[id(held)] = held
+        if callable(value) or isinstance(value, dict | list | tuple | CellType | BatchLoss):
+            waiting += gc.get_referents(value)
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names of globals and attributes in the code of a function and its inner functions."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
 @contextmanager
-def at_rest(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put the modules that a loss function or metric holds into eval mode during the block.
+def at_rest(model: nn.Module, *functions: object) -> Iterator[None]:
+    """Put the modules that a loss function or metrics hold into eval mode during the block.
 
     Afterwards their modes, buffers and attributes are restored bit for bit. Some modules write to buffers
     even in eval mode, so the modules get copies of their buffers.
     """
     with ExitStack() as restore:
-        for module in modules:
+        for module in held_modules(model, *functions):
             restore.enter_context(preserved(module))
             for part in module.modules():
                 restore.callback(setattr, part, "training", part.training)

@@ -29,6 +29,9 @@ class Mlp:
         rng = np.random.default_rng(0)
         self.parameters = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
 
+    def __repr__(self) -> str:
+        return "Mlp()"
+
     def __call__(self, x: Any) -> Any:
         p = self.parameters
         h = np.tanh(x @ p["d1.weight"].T + p["d1.bias"])
