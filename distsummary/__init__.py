@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from distsummary.training.lambda_callback import LambdaCallback
     from distsummary.training.learning_rate import LearningRateScheduler
     from distsummary.training.model_checkpoint import ModelCheckpoint
-    from distsummary.training.resume import Resumed, resume
+    from distsummary.training.resume import resume
+    from distsummary.training.resumed import Resumed
     from distsummary.training.run import Run
 
 __version__ = "0.1.0"
@@ -182,7 +183,8 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     ),
     "distsummary.model.model": ("Model",),
     "distsummary.training.model_checkpoint": ("ModelCheckpoint",),
-    "distsummary.training.resume": ("Resumed", "resume"),
+    "distsummary.training.resume": ("resume",),
+    "distsummary.training.resumed": ("Resumed",),
     "distsummary.training.run": ("Run",),
     "distsummary.thor.converters": ("ConvertModelUtils", "ConvertNetUtils"),
 }

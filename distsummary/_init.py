@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distsummary.aggregate.joining import coordinator
-from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.on_alert import OnAlert, check_on_alert
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.processes import in_ray
 from distsummary.base.terminal import announced
@@ -32,7 +30,7 @@ from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir, refuse_tempo
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext, guarded
 from distsummary.training.finite import IGNORE, WARN
-from distsummary.training.resume import Resumed
+from distsummary.training.resumed import Resumed
 from distsummary.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -157,7 +155,10 @@ def init(
     check_watch(watch)
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
-    check_on_alert(on_alert, aggregate=aggregate)
+    if on_alert is not None:
+        from distsummary.aggregate.on_alert import check_on_alert
+
+        check_on_alert(on_alert, aggregate=aggregate)
     check_objects(optimizer=optimizer, loss_fn=loss_fn)
     initial_step, initial_epoch = position(resume, initial_step, initial_epoch)
     # A distributed model knows its mesh; a mesh that is given has priority.
@@ -197,6 +198,8 @@ def init(
         directory.create().make_private()
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
+        from distsummary.aggregate.merge import refuse_foreign_files
+
         # Refused now, and not by the merge after the training.
         refuse_foreign_files(merged)
     joined = coordinator(directory, topology, aggregate=aggregate)
@@ -210,6 +213,8 @@ def init(
     # These are left after the collector, whose end may make the last alerts.
     alerted: list[Callback] = []
     if on_alert is not None and role == "train" and topology.rank == 0:
+        from distsummary.aggregate.on_alert import OnAlert
+
         alerted.append(OnAlert(directory, on_alert, collector.count_failure))
     reported: list[Callback] = []
     if not quiet and topology.rank == 0:

@@ -1,7 +1,6 @@
 """How a rank joins its run: by Ray's aggregator, with an aggregator process, or by the manifest alone."""
 
 from distsummary.aggregate.alone import LoneRank
-from distsummary.aggregate.process import ProcessCoordinator
 from distsummary.aggregate.rank_directories import first_free_attempt
 from distsummary.base.processes import in_ray
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
@@ -25,6 +24,8 @@ def coordinator(
 
         found = AggregatorClient(run_dir)
     elif aggregate and topology.world_size > 1:
+        from distsummary.aggregate.process import ProcessCoordinator
+
         found = ProcessCoordinator(run_dir, waits_at_exit=waits_at_exit)
     is_judged_here = topology.world_size == 1 and topology.role == "train"
     return LoneRank(found, run_dir) if is_judged_here else found

@@ -24,14 +24,11 @@ from distsummary.rundir.attempts import Registration
 from distsummary.rundir.deal import Group
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
+from distsummary.training.step_context import ENDED_LATE
 
 # A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
 # only once for a disk that does not respond.
 CHECKPOINT_WAIT_S = 5.0
-ENDED_LATE = (
-    "the end of a step was noticed only at a later call on the run, so nothing was read from the model; "
-    "write `for ... in run.steps(...)` and keep no other reference to the iterator, or call run.next_step"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from distsummary.base.failures import Failures
 from distsummary.base.guard import check, door
 from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
-from distsummary.checkpoints.share import share_of
-from distsummary.collect.compare.rank_checks import Checks
-from distsummary.collect.evaluations import Evaluations, metric_values
 from distsummary.collect.run_description import DescriptionRecorder
 from distsummary.collect.run_lineage import evaluation_lineage
 from distsummary.collect.run_recorder import RunRecorder
@@ -44,6 +41,9 @@ from distsummary.training.callbacks import (
 from distsummary.training.recorder import TIMES
 from distsummary.training.step_context import StepContext
 from distsummary.training.timing.phases import CHECKPOINT, EVALUATION
+
+if TYPE_CHECKING:
+    from distsummary.collect.evaluations import Evaluations
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +147,8 @@ class CollectorCallback(Callback):
         self._settings.refuse_unfit(network, topology)
         # A trajectory that was asked for but cannot be kept is refused now: `share_of` raises.
         if self._settings.collected.landscape not in (None, DEFAULT_SPEC) and network is not None:
+            from distsummary.checkpoints.share import share_of
+
             share_of(network, topology, self._schedule.group.size, attempt=0)
         if self._session is None:
             # If no door such as `ds.init` has admitted this rank, it asks for its place in the run now.
@@ -191,9 +193,9 @@ class CollectorCallback(Callback):
             call("checks", self._compare, session, network)
         if network is not None and (landscape := self._settings.collected.landscape) is not None:
             steps, kept = params.get("batch_num") or 0, params.get("backbone", network)
-            call("trajectory", session.checkpoints.begin, landscape, kept, self._schedule.group, steps)
+            call("trajectory", session.keep_checkpoints, landscape, kept, self._schedule.group, steps)
         # Checkpoints need every step, too.
-        self._schedule.sees_all = not is_own or session.checkpoints.is_active
+        self._schedule.sees_all = not is_own or session.checkpoints is not None
         if self._settings.system_metrics:
             call("system metrics", session.monitor_system, network)
 
@@ -223,6 +225,8 @@ class CollectorCallback(Callback):
             self._session.begin_heartbeats(self._schedule.receive)
             self.recorder.record = self._session.record
         elif self._session is None:
+            from distsummary.collect.evaluations import Evaluations
+
             self._evaluations = self._evaluations or Evaluations(topology)
             self._evaluations.own()
         # What operators tap during an evaluation is not recorded.
@@ -278,6 +282,8 @@ class CollectorCallback(Callback):
 
     def _compare(self, session: Session, network: Any) -> None:
         """Record what distinguishes this rank from the others, where it should not differ."""
+        from distsummary.collect.compare.rank_checks import Checks
+
         checksums = None
         if network is not None and framework_of(network).name == "torch":
             # it imports torch, which is imported already
@@ -315,7 +321,7 @@ class CollectorCallback(Callback):
             return
         self._record_end(params)
         # Without a session the call counts a failure: the hook `begin` was not called.
-        if session is None or session.checkpoints.is_active:
+        if session is None or session.checkpoints is not None:
             self._failures.call("trajectory", self._save_checkpoint, "step", params)
 
     def _drop_given(self, params: CallbackParams) -> None:
@@ -414,6 +420,8 @@ class CollectorCallback(Callback):
         self._taps.record(int(params.cur_step_num), logged, self._step.values)
 
     def _record_metrics(self, params: CallbackParams) -> None:
+        from distsummary.collect.evaluations import metric_values
+
         has_scalars = self._settings.collected.additions
         values = metric_values(params, self._failures) if has_scalars else []
         lineage = []
@@ -431,8 +439,9 @@ class CollectorCallback(Callback):
     def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
         number = params.cur_step_num if unit == "step" else params.cur_epoch_num
         is_late, session = self._step.ended_late, self._open_session()
-        with self._step.within(CHECKPOINT):
-            session.checkpoints.save(unit, int(number), step=session.step, is_late=is_late)
+        if session.checkpoints is not None:
+            with self._step.within(CHECKPOINT):
+                session.checkpoints.save(unit, int(number), step=session.step, is_late=is_late)
 
     def _open_session(self) -> Session:
         if self._session is None:
@@ -475,7 +484,7 @@ class CollectorCallback(Callback):
         """Close, without having recorded anything."""
         self.close()
 
-    def _close_evaluations(self, evaluations: Evaluations) -> None:
+    def _close_evaluations(self, evaluations: "Evaluations") -> None:
         health = evaluations.close(self.run_dir, self._settings.config.nested, self._open, self._failures)
         self._health = health or self._health
 

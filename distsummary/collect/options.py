@@ -239,6 +239,19 @@ def check_export_options(value: object) -> bool:
     return chosen is not None
 
 
+def check_checksums(checksums: object) -> bool | int:
+    """The argument `checksums`; raises InvalidTypeError or InvalidValueError for anything but bool and n."""
+    if isinstance(checksums, bool):
+        return checksums
+    if not isinstance(checksums, int):
+        raise InvalidTypeError(
+            f"checksums must be True, False or a number of steps, got {checksums!r} of type "
+            f"{type(checksums).__name__}"
+        )
+    check_int("checksums", checksums, low=1)
+    return checksums
+
+
 def check_formats(value: object, field: str = "formats") -> tuple[str, ...]:
     """The checked `formats` or `rank_formats`: at least one of DIALECTS, in their order, no duplicates."""
     check_type(field, value, (list, tuple))

@@ -7,10 +7,10 @@ from typing import Literal
 from distsummary.base.checks import check_int, check_type
 from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
-from distsummary.collect.compare.rank_checks import check_checksums
 from distsummary.collect.config import Config, FlatValue
 from distsummary.collect.options import (
     Collected,
+    check_checksums,
     check_formats,
     refuse_unfit,
     refuse_unmeasured,

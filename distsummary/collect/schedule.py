@@ -11,7 +11,6 @@ from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, ten
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.selection import Selection
-from distsummary.collect.values.curvature_source import CurvatureFigures
 from distsummary.collect.values.graph_source import ModelGraph
 from distsummary.collect.values.sources import Images, LearningRate, LossSource, Source, WatchedParameters
 from distsummary.collect.values.step_values import Parameters
@@ -187,6 +186,8 @@ class Schedule:
 
     def _watch_curvature(self, optimizer: object) -> None:
         if isinstance(optimizer, CurvatureSource):
+            from distsummary.collect.values.curvature_source import CurvatureFigures
+
             is_first = self._topology.rank == 0
             self.add(
                 CurvatureFigures(optimizer, regular_steps(self._settings.collect_freq), has_table=is_first)

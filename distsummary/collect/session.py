@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsummary.base.failures import Failures, one_line
 from distsummary.base.guard import door
@@ -23,7 +23,6 @@ from distsummary.base.processes import is_alive
 from distsummary.base.redaction import redacted
 from distsummary.base.termination import END_S, Terminated, on_termination
 from distsummary.collect.background import Background, joined_in_time, place_of
-from distsummary.collect.checkpoint_keeper import CheckpointKeeper
 from distsummary.collect.config import differing, listed
 from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
@@ -42,16 +41,19 @@ from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
-from distsummary.rundir.deal import Deal, Heartbeat, Part
+from distsummary.rundir.deal import Deal, Group, Heartbeat, Part
 from distsummary.rundir.rank_facts import RankFacts, write_command, write_facts
 from distsummary.rundir.rank_manifest import ranks_of
-from distsummary.rundir.rank_parts import write_parts
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.run_text import TAG, run_text
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, lost_driver
 from distsummary.training.run import STEP_TIMES
 from distsummary.training.timing.phases import EVERY, OWN_MS, STEP_PHASES, WAIT_MS
+
+if TYPE_CHECKING:
+    from distsummary.checkpoints.landscape_spec import LandscapeSpec
+    from distsummary.collect.checkpoint_keeper import CheckpointKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -156,14 +158,7 @@ class Session:
         self._pid = os.getpid()
         exports = settings.record.export_npy
         self._exports = Exports(rank_dir, int(time.time()), self._files) if exports else None
-        self.checkpoints = CheckpointKeeper(
-            run_dir,
-            topology,
-            self._registration,
-            files=self._files,
-            failures=failures,
-            report_unsaved=self._report_unsaved,
-        )
+        self.checkpoints: CheckpointKeeper | None = None
         self._monitor: SystemMonitor | None = None
         self._pulse: Pulse | None = None
         self._watcher: Watcher | None = None
@@ -377,6 +372,8 @@ class Session:
 
     def report_parts(self, parts: Sequence[Part]) -> None:
         """Write this rank's parts in the deals so far into its directory, in the background."""
+        from distsummary.rundir.rank_parts import write_parts
+
         attempt = self.attempt
         self._files.submit("the deal", partial(write_parts, self._rank_dir, attempt, parts))
 
@@ -400,6 +397,23 @@ class Session:
             level=level,
         )
         self._messages.submit("the alert", partial(self._alerts.report, self.attempt, verdict))
+
+    def keep_checkpoints(
+        self, spec: "LandscapeSpec", network: object, group: Group, step_per_epoch: int
+    ) -> None:
+        """From now on, keep what `spec` names of the network; see `CheckpointKeeper`."""
+        from distsummary.collect.checkpoint_keeper import CheckpointKeeper
+
+        keeper = self.checkpoints or CheckpointKeeper(
+            self._run_dir,
+            self.topology,
+            self._registration,
+            files=self._files,
+            failures=self.failures,
+            report_unsaved=self._report_unsaved,
+        )
+        keeper.begin(spec, network, group, step_per_epoch)
+        self.checkpoints = keeper if keeper.is_active else None
 
     def _report_unsaved(self, step: int, reason: str) -> None:
         """Report that a checkpoint of the trajectory, due at `step`, is not saved; from any thread."""

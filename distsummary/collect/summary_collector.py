@@ -12,10 +12,10 @@ import distsummary
 from distsummary.base.checks import check_int, check_type
 from distsummary.base.terminal import announced
 from distsummary.collect.collector import CollectorCallback
-from distsummary.collect.compare.rank_checks import check_checksums
 from distsummary.collect.config import read_config
 from distsummary.collect.older_order import is_older_collector, without_num_process
 from distsummary.collect.options import (
+    check_checksums,
     check_custom_lineage,
     check_export_options,
     check_max_file_size,

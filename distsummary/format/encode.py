@@ -12,7 +12,7 @@ import numpy as np
 
 from distsummary.base.checks import check_choice, check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.format import mindspore_format, mindspore_graph, tensorboard_format, tensorboard_graph, wire
+from distsummary.format import mindspore_format, tensorboard_format, wire
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD, Framed, Part, frame_parts
 from distsummary.format.histogram import count_histogram
@@ -125,6 +125,8 @@ def event_parts(
                     )
                 check_type(f"the data of a {value.plugin}", value.data, bytes)
             if value.plugin == "graph":
+                from distsummary.format import mindspore_graph, tensorboard_graph
+
                 graph = mindspore_graph.decode(value.data)
                 drawn = {
                     dialect: tensorboard_graph.encode(graph) if dialect == TENSORBOARD else value.data

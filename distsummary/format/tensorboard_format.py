@@ -7,13 +7,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from distsummary.errors import DamagedFileError
-from distsummary.format import mindspore_graph, tensorboard_graph, wire
+from distsummary.format import wire
 from distsummary.format.frames import Part
 from distsummary.format.mindspore_format import audio_parts, decode_audio, image_parts, to_float32
 from distsummary.format.norms import decode_norms, encode_norms
 from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Layout
-from distsummary.format.pb.tensorboard_graph_pb2 import GraphDef
 from distsummary.format.pb.tensorboard_hparams_pb2 import HParamsPluginData
 from distsummary.format.records import (
     CURVE_ROWS,
@@ -167,6 +166,9 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
     try:
         message = tensorboard_pb2.Event.FromString(payload)
         if message.HasField("graph_def"):
+            from distsummary.format import mindspore_graph, tensorboard_graph
+            from distsummary.format.pb.tensorboard_graph_pb2 import GraphDef
+
             wire.refuse_bombs(message.graph_def, GraphDef.DESCRIPTOR)
             graph = Value("graph", "", mindspore_graph.encode(tensorboard_graph.decode(message.graph_def)))
             return wire.read_identity(payload), Event(message.step, message.wall_time, [graph])

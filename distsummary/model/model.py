@@ -16,8 +16,8 @@ from distsummary.model.metrics import Loss, get_metrics
 from distsummary.model.model_run import ModelRun
 from distsummary.training.callbacks import Callback, length
 from distsummary.training.model_checkpoint import ModelCheckpoint
-from distsummary.training.resume import Resumed
 from distsummary.training.resume import resume as resume_training
+from distsummary.training.resumed import Resumed
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,11 @@ from distsummary.rundir.topology import Topology
 from distsummary.training.finite import FiniteCheck
 from distsummary.training.values import Scalar
 
+ENDED_LATE = (
+    "the end of a step was noticed only at a later call on the run, so nothing was read from the model; "
+    "write `for ... in run.steps(...)` and keep no other reference to the iterator, or call run.next_step"
+)
+
 
 class MeasuredPhases(Protocol):
     """The phases of the current step, see `phases.Phases`."""

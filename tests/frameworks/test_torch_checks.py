@@ -12,10 +12,9 @@ from torch import nn
 
 from distsummary.aggregate.judging import judge_files
 from distsummary.collect.compare.batch_digest import batch_digest
-from distsummary.collect.compare.rank_checks import BATCHES, Checks, check_checksums
+from distsummary.collect.compare.rank_checks import BATCHES, Checks
 from distsummary.collect.compare.torch_checksums import Checksums, device_sum, octets_of
 from distsummary.diagnosis.verdict import SLOW, Verdict
-from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.check_tags import BITS_TAGS, located, packed, weights_of
 from distsummary.format.records import Value
 from distsummary.rundir.rank_facts import read_facts
@@ -110,14 +109,6 @@ def test_without_checksums_settings_are_reported_but_nothing_is_looked_at(tmp_pa
     assert facts.settings["seed numpy"] == facts.settings["seed torch"] == "101"
     assert not facts.names
     assert b"perf/check" not in b"".join(path.read_bytes() for path in directory.glob("*vm_MS"))
-
-
-def test_checksums_is_a_bool_or_a_number_of_steps() -> None:
-    assert (check_checksums(True), check_checksums(7)) == (True, 7)
-    with pytest.raises(InvalidValueError, match="checksums must be"):
-        check_checksums(0)
-    with pytest.raises(InvalidTypeError, match="checksums must be True, False or a number of steps, got 'a'"):
-        check_checksums("a")
 
 
 def numbers(values: list[Value]) -> list[float]:

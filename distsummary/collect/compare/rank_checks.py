@@ -6,12 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from distsummary.base.checks import check_int
 from distsummary.collect.compare.batch_digest import batch_digest
 from distsummary.collect.compare.own_settings import own_settings
 from distsummary.collect.values.sources import Source
 from distsummary.diagnosis.settings import HOST, LOCAL_RANK
-from distsummary.errors import InvalidTypeError
 from distsummary.format.check_tags import BATCH_TAGS
 from distsummary.format.records import Value
 from distsummary.rundir.rank_facts import RankFacts
@@ -32,19 +30,6 @@ SHARE = 0.003  # of a rank's own time in a step, which the sums may cost on aver
 # A step at which something is due costs so much more, because the caches then hold other data.
 DUE_S = 100e-6
 DEVICE_BYTES_PER_S = 1e12  # at which a device reads parameters
-
-
-def check_checksums(checksums: object) -> bool | int:
-    """The argument `checksums`; raises InvalidTypeError or InvalidValueError for anything but bool and n."""
-    if isinstance(checksums, bool):
-        return checksums
-    if not isinstance(checksums, int):
-        raise InvalidTypeError(
-            f"checksums must be True, False or a number of steps, got {checksums!r} of type "
-            f"{type(checksums).__name__}"
-        )
-    check_int("checksums", checksums, low=1)
-    return checksums
 
 
 class Checks(Source):

@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 
 from distsummary.base.guard import passes
-from distsummary.collect.values.messages import LINEAGE_CLASSES, graph_bytes, landscape_of, lineage_message
-from distsummary.collect.values.pictures import DEFAULT_FPS, animation, drawn, drawn_matrix
-from distsummary.collect.values.precision_recall import precision_recall
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.png import layout_of
-from distsummary.format.records import GIVEN_PLUGINS, Value
-from distsummary.format.wav import wav
+from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Value
 from distsummary.frameworks.base import ArraySpec, Computed, framework_of, spec_of
 from distsummary.training.values import check_tag, refuse_sparse, scalar
 
@@ -74,35 +70,38 @@ def checked_value(
     kind = plugin.lower() if isinstance(plugin, str) else plugin
     if kind not in GIVEN_PLUGINS or not isinstance(kind, str):
         raise InvalidValueError(f"plugin must be one of {list(GIVEN_PLUGINS)}, got {plugin!r}")
-    if kind in LINEAGE_CLASSES:
+    # Modules for messages, pictures and sounds are loaded with the first of them.
+    if kind in LINEAGE_PLUGINS or kind == "graph":
+        from distsummary.collect.values.messages import graph_bytes, lineage_message
+
+        if kind == "graph":
+            return Value(kind, name if isinstance(name, str) else "", graph_bytes(value))
         return Value(kind, "", lineage_message(kind, value))
-    if kind == "graph":
-        return Value(kind, name if isinstance(name, str) else "", graph_bytes(value))
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"the name of a {kind} must be text that is not empty, got {name!r}")
     check_tag(name)
     field = f"the {kind} {name!r}"
     if kind == "landscape":
+        from distsummary.collect.values.messages import landscape_of
+
         return Value(kind, name, landscape_of(field, value))
-    if kind == "figure":
-        return Value("image", name, drawn(field, value))
+    if kind in ("figure", "video", "confusion_matrix"):
+        return Value("image", name, _picture(kind, field, value))
     if kind in ("text", "table"):
         return Value(
             "text", name, _checked_text(field, table_text(field, value) if kind == "table" else value)
         )
-    # What is drawn or encoded at once has to be on the host now.
-    if kind in ("video", "confusion_matrix"):
-        content, detail = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-        array = _on_host(field, content)
-        if kind == "video":
-            return Value("image", name, animation(field, array, DEFAULT_FPS if detail is None else detail))
-        return Value("image", name, drawn_matrix(field, array, detail))
     if kind in ("audio", "pr_curve"):
         what, most = ("(samples, rate)", 2) if kind == "audio" else ("(labels, predictions)", 3)
         if not isinstance(value, tuple) or not 2 <= len(value) <= most:
             raise InvalidTypeError(f"{field} must be a tuple {what}, got {type(value).__name__}")
+        # What is encoded at once has to be on the host now.
         if kind == "audio":
+            from distsummary.format.wav import wav
+
             return Value(kind, name, wav(field, _on_host(field, value[0]), value[1]))
+        from distsummary.collect.values.precision_recall import precision_recall
+
         labels, predictions = (_on_host(field, part) for part in value[:2])
         return Value(kind, name, precision_recall(field, labels, predictions, *value[2:]))
     if kind == "scalar":
@@ -112,6 +111,19 @@ def checked_value(
         raise InvalidValueError(f"{field} must have at least one dimension; record it as a scalar")
     copy = checked_copy(kind, name, tensor, exports=exports, compatibility=compatibility)
     return Value(kind, name, copy, framework_of(tensor).shard(tensor))
+
+
+def _picture(kind: str, field: str, value: object) -> Any:
+    """A figure, a video or a confusion matrix, drawn now."""
+    from distsummary.collect.values.pictures import DEFAULT_FPS, animation, drawn, drawn_matrix
+
+    if kind == "figure":
+        return drawn(field, value)
+    content, detail = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    array = _on_host(field, content)
+    if kind == "video":
+        return animation(field, array, DEFAULT_FPS if detail is None else detail)
+    return drawn_matrix(field, array, detail)
 
 
 def _tensor(field: str, value: object) -> Any:

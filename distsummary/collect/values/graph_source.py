@@ -4,20 +4,20 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distsummary.base.checks import check_choice
 from distsummary.base.failures import Failures
-from distsummary.collect.values.messages import graph_bytes
 from distsummary.collect.values.sources import Source
 from distsummary.errors import InvalidTypeError
-from distsummary.format import mindspore_graph
-from distsummary.format.graph import MAX_NODES, Graph, reduced
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.deal import Steps
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.step_context import StepContext
+
+if TYPE_CHECKING:
+    from distsummary.format.graph import Graph
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Observer(Protocol):
     def check_compilations(self) -> None:
         """Called before each step."""
 
-    def graph(self) -> Graph | bytes:
+    def graph(self) -> "Graph | bytes":
         """What was seen, or what MindSpore compiled (b"" for nothing); ends the observation."""
 
     def close(self) -> None:
@@ -82,8 +82,11 @@ def observe(
     return TreeObserver(network, failed)
 
 
-def graph_value(graph: Graph, report: Callable[..., None] = logger.warning) -> Value:
+def graph_value(graph: "Graph", report: Callable[..., None] = logger.warning) -> Value:
     """A graph as a value; one that is too large for the viewers is reduced, and `report` says so."""
+    from distsummary.format import mindspore_graph
+    from distsummary.format.graph import MAX_NODES, reduced
+
     small = reduced(graph, MAX_NODES)
     if small is not graph:
         report(
@@ -101,6 +104,8 @@ def _value_of(observer: Observer) -> Value | None:
     graph = observer.graph()
     # What MindSpore has compiled comes as bytes of its own message.
     if isinstance(graph, bytes):
+        from distsummary.collect.values.messages import graph_bytes
+
         return Value("graph", TAG, graph_bytes(graph)) if graph else None
     return graph_value(graph) if graph.nodes else None
 

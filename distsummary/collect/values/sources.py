@@ -4,7 +4,6 @@ import math
 from typing import ClassVar
 
 from distsummary.base.failures import Failures
-from distsummary.collect.checkpoint_keeper import ENDED_LATE
 from distsummary.collect.values.step_values import (
     Parameters,
     image_values,
@@ -16,7 +15,7 @@ from distsummary.format.compatibility import Compatibility
 from distsummary.format.records import Value
 from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams
-from distsummary.training.step_context import StepContext
+from distsummary.training.step_context import ENDED_LATE, StepContext
 
 
 class Source:

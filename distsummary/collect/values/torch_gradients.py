@@ -4,7 +4,6 @@ import logging
 from typing import Any
 
 from distsummary.base.failures import Failures
-from distsummary.collect.checkpoint_keeper import ENDED_LATE
 from distsummary.collect.values.checked_values import checked_copy
 from distsummary.collect.values.sources import Source
 from distsummary.collect.values.step_values import Parameters
@@ -14,7 +13,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
 from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams, number_of
-from distsummary.training.step_context import StepContext
+from distsummary.training.step_context import ENDED_LATE, StepContext
 from distsummary.training.timing.phases import RECORDING
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from distsummary.base.failures import Failures
 from distsummary.base.guard import passes
-from distsummary.collect.checkpoint_keeper import ENDED_LATE
 from distsummary.collect.plan import share
 from distsummary.collect.values.sources import Source
 from distsummary.format.check_tags import LAG, NONFINITE_TAGS
@@ -40,7 +39,7 @@ from distsummary.frameworks.torch_squares import (
 from distsummary.rundir.deal import Group
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
-from distsummary.training.step_context import StepContext
+from distsummary.training.step_context import ENDED_LATE, StepContext
 from distsummary.training.timing.phases import RECORDING
 
 logger = logging.getLogger(__name__)

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import get_ident, get_native_id
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distsummary.base.guard import Counts, Guard, door
 from distsummary.format.measured_steps import is_measured
 from distsummary.format.records import PHASE_TAGS
 from distsummary.training.timing.affordable import affordable_every
-from distsummary.training.timing.device_times import DeviceTimes
 from distsummary.training.timing.worker_queues import WorkerQueues
+
+if TYPE_CHECKING:
+    from distsummary.training.timing.device_times import DeviceTimes
 
 DATA = "data"  # from requesting a batch until it is there
 FORWARD = "forward"  # from then until the first gradient, with the loss

@@ -1,7 +1,13 @@
 import pytest
 
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
-from distsummary.collect.options import Collected, check_file_affix, check_specified, selection
+from distsummary.collect.options import (
+    Collected,
+    check_checksums,
+    check_file_affix,
+    check_specified,
+    selection,
+)
 from distsummary.collect.selection import MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import AS_MINDSPORE
@@ -92,3 +98,11 @@ def test_plain_affixes_are_taken(affix):
 def test_an_affix_must_be_text():
     with pytest.raises(InvalidTypeError):
         check_file_affix("file_suffix", 3)
+
+
+def test_checksums_is_a_bool_or_a_number_of_steps():
+    assert (check_checksums(True), check_checksums(7)) == (True, 7)
+    with pytest.raises(InvalidValueError, match="checksums must be"):
+        check_checksums(0)
+    with pytest.raises(InvalidTypeError, match="checksums must be True, False or a number of steps, got 'a'"):
+        check_checksums("a")

@@ -17,7 +17,7 @@ from distsummary.training.callbacks import (
     RunContext,
     TimeMonitor,
 )
-from distsummary.training.resume import Resumed
+from distsummary.training.resumed import Resumed
 from distsummary.training.run import Run
 from distsummary.training.step_context import StepContext
 
