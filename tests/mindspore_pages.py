@@ -292,6 +292,7 @@ POLICIES = {
 }
 APPENDED = [  # append_info -> append_dict
     (None, None),
+    ([], None),
     (["epoch_num", "step_num"], {"epoch_num": 0, "step_num": 0}),
     (["epoch_num", {"lr": 0.1}], {"epoch_num": 0, "lr": 0.1}),
     ([{"text": "s", "flag": True}], {"text": "s", "flag": True}),

@@ -4,8 +4,7 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
 from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
-from distsummary.errors import InvalidTypeError
-from distsummary.format.encode import encode_event, finish_value
+from distsummary.format.encode import encode_event
 from distsummary.format.hparams import END_TAG, START_TAG, session_end, session_start
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Event, EventIds, Value
 from distsummary.format.tensorboard_format import decode_event
@@ -54,8 +53,3 @@ def test_tensorboards_parser_reads_every_setting() -> None:
 
 def test_what_is_written_is_read() -> None:
     assert decode_event(payload(VALUES)) == (IDS, Event(2, 14.0, VALUES))
-
-
-def test_data_of_another_class_are_refused() -> None:
-    with pytest.raises(InvalidTypeError, match="the data of hparams must be HParamsPluginData"):
-        finish_value(Value("hparams", START_TAG, {"lr": 0.1}))

@@ -62,18 +62,15 @@ def test_non_finite_pixels_are_black_and_white():
     assert drawn([np.nan, np.nan], "float64") == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "shape", [(1, 2, 4, 4), (0, 3, 2, 2), (1, 3, 0, 2), (4, 4, 4), (0, 4), (4,), (), (1, 1, 1, 1, 1)]
-)
-def test_shapes_that_cannot_be_drawn_are_refused(shape: tuple[int, ...]):
-    with pytest.raises(InvalidValueError, match=r"shape \(N, C, H, W\)"):
-        encode_image(np.zeros(shape))
-
-
-@pytest.mark.parametrize("dtype", ["complex64", "object", "U1"])
-def test_dtypes_that_cannot_be_drawn_are_refused(dtype: str):
+def test_shapes_and_dtypes_that_cannot_be_drawn_are_refused():
+    strange = [(1, 2, 4, 4), (0, 3, 2, 2), (1, 3, 0, 2), (4,), (1, 1, 1, 1, 1)]
+    not_mindspores = [(1, 4, 4, 3), (4, 4)]
+    for shape in strange + not_mindspores:
+        options = {"compatibility": AS_MINDSPORE} if shape in not_mindspores else {}
+        with pytest.raises(InvalidValueError, match=r"shape \(N, C, H, W\)"):
+            encode_image(np.zeros(shape), **options)
     with pytest.raises(InvalidTypeError, match="picture"):
-        encode_image(np.zeros((1, 1, 2, 2), dtype))
+        encode_image(np.zeros((1, 1, 2, 2), "complex64"))
 
 
 def test_compatibility_stretches_bytes_as_mindspore_does():
@@ -96,12 +93,6 @@ def test_a_shape_that_fits_two_layouts_has_its_channels_in_front():
     nchw = np.random.default_rng(0).integers(0, 256, (2, 1, 5, 3), np.uint8)
     assert encode_image(nchw).width == 6
     assert (encode_image(nchw[0]).height, encode_image(nchw[0]).width) == (5, 3)
-
-
-def test_compatibility_takes_no_other_layout():
-    for shape in ((1, 4, 4, 3), (3, 4, 4), (4, 4)):
-        with pytest.raises(InvalidValueError, match=r"shape \(N, C, H, W\), C 1 or 3"):
-            encode_image(np.zeros(shape), compatibility=AS_MINDSPORE)
 
 
 def test_the_pixels_do_not_depend_on_the_compression(monkeypatch: pytest.MonkeyPatch):

@@ -17,6 +17,7 @@ from distsummary.rundir import run_dir as run_dir_module
 from distsummary.rundir.run_dir import RunDir, dated_run_dir
 from tests.conftest import ROOT
 from tests.disks import FULL, room_for
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -57,14 +58,6 @@ def test_rank_dirs_lists_the_directories_of_one_role_in_the_order_of_ranks(run: 
     assert RunDir(run.base / "absent").rank_dirs() == {}
 
 
-@pytest.mark.parametrize(
-    ("path", "error"), [("", InvalidValueError), (" ", InvalidValueError), (3, InvalidTypeError)]
-)
-def test_what_is_no_path_is_refused(path: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="run_dir must"):
-        RunDir(path)
-
-
 def test_a_relative_path_stays_where_it_was_when_the_working_directory_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,13 +73,19 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert RunDir("./~").base == Path.cwd() / "~"
 
 
-@pytest.mark.parametrize(
-    "path", ["s3://bucket/run", "gs://b", "hdfs://h:9000/r", Path("s3://b/r"), "file:///r"]
-)
-def test_a_url_is_refused_with_the_remedy(path: Any) -> None:
-    with pytest.raises(InvalidValueError, match=r"run_dir must be .*; record to a disk that takes appends"):
-        RunDir(path)
-    RunDir(f"./{path}")  # a directory that is really called so
+def test_what_is_no_path_is_refused_with_the_remedy() -> None:
+    url = "run_dir must be .*; record to a disk that takes appends"
+    refused(
+        InvalidValueError,
+        (lambda: RunDir(" "), "run_dir must not be blank"),
+        (lambda: RunDir("hdfs://h:9000/r"), url),
+        (lambda: RunDir(Path("s3://b/r")), url),
+    )
+    refused(
+        InvalidTypeError,
+        (lambda: RunDir(3), "run_dir must be"),
+    )
+    RunDir("./gs://b")  # a directory that is really called so
 
 
 @pytest.mark.parametrize("name", ["docs/features.md", "docs/reliability.md"])
@@ -140,17 +139,12 @@ def test_a_file_in_the_way_is_named_at_once(nasty_tmp_path: Path, below: str) ->
 
 # /proc takes no new entries from anybody, root included.
 def test_a_directory_that_cannot_be_made_is_named_at_once() -> None:
-    with pytest.raises(
-        RunDirError, match=r"the directory /proc/distsummary/run cannot be made: .*; choose another"
-    ):
-        RunDir("/proc/distsummary/run").create()
-
-
-def test_a_directory_that_cannot_be_written_is_named_at_once() -> None:
-    with pytest.raises(
-        RunDirError, match=r"the run dir /proc cannot be written: .*; free some space, choose another"
-    ):
-        RunDir("/proc").create()
+    made, written = RunDir("/proc/distsummary/run"), RunDir("/proc")
+    refused(
+        RunDirError,
+        (made.create, "the directory /proc/distsummary/run cannot be made: .*; choose another"),
+        (written.create, "the run dir /proc cannot be written: .*; free some space, choose another"),
+    )
 
 
 def test_a_full_disk_is_named_at_once_and_nothing_is_left(nasty_tmp_path: Path) -> None:
@@ -180,18 +174,9 @@ def test_a_change_that_raises_changes_nothing(run: RunDir) -> None:
     "damage",
     [
         b"",
-        b'{"run_id": "0123',
-        b"\xff\xfe",
         b"[]",
-        b"{}",
         b'{"run_id": "a"}',
         b'{"run_id": 1, "attempts": []}',
-        b'{"run_id": "a", "attempts": {}}',
-        b'{"run_id": "a", "attempts": [3]}',
-        b'{"run_id": "a", "attempts": [{"role": "train", "attempt": "0"}]}',
-        b'{"run_id": "a", "attempts": [], "key_tags": "loss"}',
-        b'{"run_id": "a", "attempts": [], "key_tags": [1]}',
-        b'{"run_id": "a", "attempts": [], "aggregator": 1}',
     ],
 )
 def test_a_damaged_manifest_is_named_and_kept(run: RunDir, damage: bytes) -> None:

@@ -22,6 +22,7 @@ from distsummary.rundir.topology import (
     job_name,
     launch_token,
 )
+from tests.refusals import refused
 
 TORCHRUN = {
     "RANK": "5",
@@ -166,64 +167,46 @@ def test_arguments_win_over_the_rank_that_was_found() -> None:
     assert place(find({}, rank=3, world_size=4))[:3] == ("arguments", 3, 4)
 
 
-@pytest.mark.parametrize(
-    ("environ", "modules", "world_size", "named"),
-    [
-        (TORCHRUN, torch(1, 4), None, "4 by torch.distributed, 8 by environment"),
-        (TORCHRUN, {}, 4, "8 by environment, 4 by the argument world_size"),
-        ({}, ray_train(0, 2) | torch(0, 4), None, "2 by ray.train, 4 by torch.distributed"),
-    ],
-)
-def test_sources_that_contradict_each_other_are_all_named(
-    environ: dict[str, str], modules: dict[str, Any], world_size: int | None, named: str
-) -> None:
-    with pytest.raises(WorldMismatchError, match=named):
-        find(environ, modules, world_size=world_size)
+def test_sources_that_contradict_each_other_are_all_named() -> None:
+    refused(
+        WorldMismatchError,
+        (lambda: find(TORCHRUN, torch(1, 4)), "4 by torch.distributed, 8 by environment"),
+        (lambda: find(TORCHRUN, world_size=4), "8 by environment, 4 by the argument world_size"),
+        (lambda: find({}, ray_train(0, 2) | torch(0, 4)), "2 by ray.train, 4 by torch.distributed"),
+    )
+    refused(
+        InvalidValueError,
+        (lambda: find(TORCHRUN | {"RANK": "8"}), r"\[0, 8\), got 8 from environment"),
+        (lambda: find(rank=3), "pass both rank= and world_size="),
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value", "low"),
-    [
-        ("RANK", "five", 0),
-        ("RANK", "", 0),
-        ("RANK", "-1", 0),
-        ("RANK", "1.0", 0),
-        ("WORLD_SIZE", "0", 1),
-        ("WORLD_SIZE", "many", 1),
-        ("LOCAL_RANK", "-1", 0),
-        ("LOCAL_WORLD_SIZE", "0", 1),
-        ("NODE_RANK", "x", 0),
-    ],
-)
+    [("RANK", "five", 0), ("RANK", "-1", 0), ("WORLD_SIZE", "0", 1), ("LOCAL_RANK", "-1", 0),
+     ("LOCAL_WORLD_SIZE", "0", 1), ("NODE_RANK", "x", 0)],
+)  # fmt: skip
 def test_a_bad_number_names_its_variable(name: str, value: str, low: int) -> None:
     message = f"the environment variable {name} must be an integer >= {low}, got {value!r}"
     with pytest.raises(InvalidValueError, match=re.escape(message)):
         find(TORCHRUN | {name: value})
 
 
-def test_a_rank_outside_of_its_world_names_where_it_came_from() -> None:
-    with pytest.raises(InvalidValueError, match=re.escape("[0, 8), got 8 from environment")):
-        find(TORCHRUN | {"RANK": "8"})
-    with pytest.raises(InvalidValueError, match="pass both rank= and world_size="):
-        find(rank=3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "field"),
-    [
-        ({"role": "training"}, InvalidValueError, "role"),
-        ({"rank": -1}, InvalidValueError, "rank"),
-        ({"rank": 1.0}, InvalidTypeError, "rank"),
-        ({"world_size": 0}, InvalidValueError, "world_size"),
-        ({"world_size": True}, InvalidTypeError, "world_size"),
-        ({"mesh": [("dp", 0, 4)]}, InvalidTypeError, "mesh"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(
-    arguments: dict[str, Any], error: type[Exception], field: str
-) -> None:
-    with pytest.raises(error, match=f"{field} must be"):
-        find(**arguments)
+def test_bad_arguments_are_refused_by_name() -> None:
+    refused(
+        InvalidValueError,
+        (lambda: find(role="training"), "role must be"),
+        (lambda: find(rank=-1), "rank must be"),
+        *(
+            (lambda place=place: find(mesh={"dp": place}), r"mesh\['dp'\] must be \(coordinate")
+            for place in (3, (3, 2), (0, 0), (0.0, 2))
+        ),
+    )
+    refused(
+        InvalidTypeError,
+        (lambda: find(world_size=True), "world_size must be"),
+        (lambda: find(mesh=[("dp", 0, 4)]), "mesh must be"),
+    )
 
 
 def test_the_ranks_of_one_start_share_an_incarnation_and_a_restart_has_another() -> None:

