@@ -1,10 +1,7 @@
 """Session: everything that a collector keeps open while it records, such as files and lineage."""
 
 import logging
-import math
-import os
 import struct
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,23 +15,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distsummary.base.failures import Failures, one_line
 from distsummary.base.guard import door
 from distsummary.base.health import Health
-from distsummary.base.interrupts import AGAIN_S, interrupts_after, is_interruption, is_of_signal
+from distsummary.base.interrupts import is_interruption
 from distsummary.base.processes import is_alive
 from distsummary.base.redaction import redacted
-from distsummary.base.termination import END_S, Terminated, on_termination
-from distsummary.collect.background import Background, joined_in_time, place_of
+from distsummary.collect.background import Background
 from distsummary.collect.config import differing, listed
 from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.heartbeat import Pulse
 from distsummary.collect.provenance import command_line, error_text, provenance
 from distsummary.collect.remote.open_writer import open_writer
 from distsummary.collect.run_settings import RunSettings
+from distsummary.collect.session_end import Parts, SessionEnd
 from distsummary.collect.values.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.watcher import LoopPlace, Watcher, groups_of_torch
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WARNING, Verdict
-from distsummary.errors import ClosedError, MissingRunDirError, WriteError
+from distsummary.errors import ClosedError, MissingRunDirError
 from distsummary.events.overhead import Overhead
 from distsummary.events.segments import segments
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
@@ -58,9 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-GIVE_UP_S = 4.0  # more for the end of the run, after it was asked to drop what it waits for
 MESSAGES_S = 8.0  # the end waits so long for git or a driver, if nothing else has to be done
-LEAVE_S = 2.0  # of the time that a signal leaves, for the rank's manifest
 
 
 class Past(NamedTuple):
@@ -97,8 +92,8 @@ def find_past(run_dir: RunDir, topology: Topology) -> Past | None:
 class Session:
     """One rank's part of a run, from joining it to leaving it.
 
-    It has many attributes because it owns what has to be ended in one order and in time, whatever fails: the
-    writer, the threads, the monitor, the heartbeats, and the state of that end.
+    Its attributes are what it owns and has to end (the writer, the threads, the monitor, the heartbeats), and
+    what it counts of the steps for the heartbeats.
 
     Args:
         run_dir, topology: the run and the rank in it.
@@ -155,7 +150,6 @@ class Session:
         # A second thread: git and a driver may be slow, and checkpoints must not wait for them.
         self._messages = Background(failures.health, raise_exception=spec.raise_exception, close_s=MESSAGES_S)
         self._alerts = Alerts(run_dir)  # of the user and of callbacks
-        self._pid = os.getpid()
         exports = settings.record.export_npy
         self._exports = Exports(rank_dir, int(time.time()), self._files) if exports else None
         self.checkpoints: CheckpointKeeper | None = None
@@ -169,16 +163,14 @@ class Session:
         self._wait_ms = 0.0
         self.phase = "starting"  # what this process does, for its heartbeats
         self.total: int | None = None  # steps of the training by this rank's loader; None if unknown
-        # a signal may close it from a thread, a user's handler within `close`
-        self._closing = threading.RLock()
-        self._end: threading.Thread | None = None  # closes the run
-        self._end_error: BaseException | None = None
-        self._ending = ""  # which part of the end it does
-        self._final: Health | None = None
-        self._is_terminated = self._is_missing = False  # the process ends; the run dir is gone
-        self._ended_by = "the files were closed after a signal"
-        self._deadline_s = math.inf  # when the parts of `close` that wait have to end
-        self._unsubscribe = on_termination(self._terminate)
+        self._is_missing = False  # the run dir is gone
+        self._end = SessionEnd(
+            self._begin_end,
+            writer=self._writer,
+            progress=self._written,
+            failures=failures,
+            directory=rank_dir,
+        )
         if topology.rank == 0 and not self._is_past:
             # The first alerts may come soon, and git is slow, so this comes before the provenance.
             if settings.diagnose != Diagnose():
@@ -241,17 +233,12 @@ class Session:
         except MissingRunDirError as error:
             # No file of the run is made again; the training continues.
             if not self._is_missing:
-                self._ended_by = f"{error}: nothing is recorded any more"
-                logger.warning("rank=%d %s", self.topology.rank, self._ended_by)
-                self._is_missing = self._is_terminated = True
+                self._is_missing = True
+                reason = f"{error}: nothing is recorded any more"
+                logger.warning("rank=%d %s", self.topology.rank, reason)
                 # The end stops the heartbeats, so it cannot run in their thread.
-                threading.Thread(target=self._end_early, name="distsummary-end", daemon=True).start()
+                self._end.begin_early(reason)
             return ()
-
-    def _end_early(self) -> None:
-        """Close in a thread of its own, while the training continues; `close` does the rest."""
-        with self._closing:
-            self.failures.call("the end", self._close_in_time, None)
 
     def watch_steps(self, place: Callable[[], LoopPlace]) -> None:
         """From now on, report in stuck.json when a step of this thread is late; `place` says where it is."""
@@ -339,10 +326,10 @@ class Session:
             self._last_step = step
         except ClosedError:
             # After an early end the loop continues: what it still gives is counted as dropped.
-            if not self._is_terminated:
+            if not self._end.is_early:
                 raise
             lost = Counter(value.plugin for value in values) + Counter({"scalar": len(numbers)})
-            self.failures.count(f"{self._ended_by}, while the loop continues", dropped=lost)
+            self.failures.count(f"{self._end.reason}, while the loop continues", dropped=lost)
         finally:
             self.overhead.spent_s += time.perf_counter() - begun_s
 
@@ -381,7 +368,7 @@ class Session:
         """Record lineage; the aggregator reads it from the files."""
         if values:
             # After an early end the loop continues, and no lineage is written any more.
-            with suppress(*[ClosedError] * self._is_terminated):
+            with suppress(*[ClosedError] * self._end.is_early):
                 self._writer.write(Event(step, time.time(), values))
 
     def report_alert(self, cause: str, step: int, evidence: str, level: str, *, lost_s: float = 0.0) -> None:
@@ -453,103 +440,41 @@ class Session:
         In a process forked from the one that joined the run, it writes and closes nothing. A second call does
         nothing either.
         """
-        if os.getpid() != self._pid:
-            return self.failures.health
-        # The signal that led here leaves limited time, and must not be taken for a further Ctrl-C below.
-        is_asked = False
-        if error is not None and is_of_signal(error):
-            is_asked = True
-            left_s = error.left_s if isinstance(error, Terminated) else END_S
-            self._end_within(left_s, f"{END_S:g} s after {error_text(error)} the process has to end")
-        stop_waiting = partial(self._end_within, 0.0, "Ctrl-C ended the wait")
-        try:
-            with interrupts_after(stop_waiting, ignores_s=AGAIN_S if is_asked else 0.0), self._closing:
-                self._close_in_time(error)
-        finally:
-            self._unsubscribe()
-        return self.failures.health if self._final is None else self.health()
+        return self.health() if self._end.close(error) else self.failures.health
 
-    def _end_within(self, seconds: float, reason: str) -> None:
-        """Let the end of the run, also one that has begun, take so many seconds; `reason` says why."""
-        self._deadline_s = min(self._deadline_s, time.monotonic() + seconds - LEAVE_S)
-        self._writer.end_within(max(0.0, seconds - LEAVE_S), reason)
+    def _written(self) -> object:
+        """Something that changes as long as this session writes."""
+        with suppress(Exception):
+            return self._writer.health().bytes, self._files.progress(), self._messages.progress()
+        return None
 
-    def _terminate(self, error: Terminated) -> None:
-        """Close in a thread of its own, while the training continues, before a signal ends the process."""
-        self._is_terminated = True
-        self.close(error)
-
-    def _close_in_time(self, error: BaseException | None) -> None:
-        """Close in a thread, and leave it alone if nothing is written for END_S: a disk may hang for ever."""
-
-        def close() -> None:
-            try:
-                self._close(error)
-            except BaseException as failure:
-                self._end_error = failure
-
-        def progress() -> object:
-            with suppress(Exception):
-                return self._writer.health().bytes, self._files.progress(), self._messages.progress()
-            return None
-
-        # Begin the end, again if an earlier attempt has failed; one that still runs is awaited.
-        if self._end is None or self._end_error is not None:
-            self._end_error = None
-            self._end = threading.Thread(target=close, name="distsummary-end", daemon=True)
-            try:
-                self._end.start()
-            except RuntimeError:
-                # The interpreter is ending, and starts no thread.
-                close()
-                self._end = None
-        end = self._end
-        if end is not None and not joined_in_time(end, progress, END_S, lambda: self._deadline_s):
-            # Nothing is written any more: let the writer drop what it waits for, which may free the end.
-            until = time.monotonic() + GIVE_UP_S
-            place = f"{self._ending} is at {place_of(end)}"
-            self._writer.end_within(0.0, f"the end of the run was not done: {place}")
-            # A second call does nothing, if closing these files is what hangs.
-            self._writer.close()
-            end.join(max(0.0, until - time.monotonic()))
-            if end.is_alive():
-                self.failures.count(
-                    f"the end of the run is not done: {place}; check that the disk of {self._rank_dir} works "
-                    "(a process that the kernel holds there ends only with its disk)"
-                )
-                self._final = self.health()
-        if self._end_error is not None:
-            raise self._end_error
-
-    def _close(self, error: BaseException | None) -> None:
-        errors: list[WriteError] = []
-        missing = ""
+    def _begin_end(self, error: BaseException | None) -> Parts:
+        """The parts of the end of a training that `error` has ended, if anything did."""
+        final, missing = self.failures.health, ""
         self.phase = "closing"
 
         def count() -> None:
-            nonlocal missing
-            self._final = self.health()
-            missing = self._writer.health().missing
+            nonlocal final, missing
+            final, missing = self.health(), self._writer.health().missing
 
         def leave() -> None:
             if self._is_past:
                 self._coordinator.evaluated(self.topology, self.attempt)
                 return
-            health = self._final or self.failures.health
             counters: dict[str, int | str] = {
-                "events": health.events,
-                "bytes": health.bytes,
-                "last_seq": health.last_seq,
-                "errors": sum(health.errors.values()),
-                "given": sum(health.given.values()),
-                "dropped": sum(health.dropped.values()),
-                **{f"dropped/{plugin}": count for plugin, count in sorted(health.dropped.items())},
+                "events": final.events,
+                "bytes": final.bytes,
+                "last_seq": final.last_seq,
+                "errors": sum(final.errors.values()),
+                "given": sum(final.given.values()),
+                "dropped": sum(final.dropped.values()),
+                **{f"dropped/{plugin}": count for plugin, count in sorted(final.dropped.items())},
                 "step": self.step,
             }
             if self._last_step is not None:
                 counters["recorded_step"] = self._last_step
                 # After an early end the loop continues, but records nothing.
-                if self._is_terminated:
+                if self._end.is_early:
                     counters["step"] = self._last_step
             if error is not None:
                 counters["interrupted" if is_interruption(error) else "failed"] = 1
@@ -561,30 +486,22 @@ class Session:
             with suppress(*[MissingRunDirError] * self._is_missing):
                 self._coordinator.finish(self.topology, self.attempt, counters)
 
+        def write_alerts() -> None:
+            # A run dir that is gone is not made again for them.
+            if not self._is_missing:
+                self._alerts.write()
+
         # The order matters: what still records ends first, then the files are closed, and at last the rank
         # reports what was written and leaves.
-        parts: list[tuple[str, Callable[[], None]]] = [
+        return [
             ("the watcher", lambda: self._watcher.stop(error) if self._watcher else None),
             ("a last sample of system metrics", self._monitor.stop if self._monitor else lambda: None),
-            ("closing the files", partial(self._files.close, lambda: self._deadline_s)),
-            ("the messages and that sample", partial(self._messages.close, lambda: self._deadline_s)),
-            ("the alerts", self._alerts.write),
+            ("closing the files", partial(self._files.close, self._end.deadline_s)),
+            ("the messages and that sample", partial(self._messages.close, self._end.deadline_s)),
+            ("the alerts", write_alerts),
             ("closing the event files", self._writer.close),
             ("counting what was written", count),
             # The heartbeats continue until here, because closing the files may take long.
             ("the heartbeat", self._pulse.stop if self._pulse else lambda: None),
             ("leaving the run", leave),
-            ("counting a failure to leave", count),
         ]
-        # Every part runs, whatever fails before it; the first error is raised at the end.
-        for what, part in parts:
-            # The run dir is gone: it is not made again for alerts.
-            if self._is_missing and part == self._alerts.write:
-                continue
-            self._ending = what
-            try:
-                self.failures.call(what, part)
-            except WriteError as failure:
-                errors.append(failure)
-        if errors:
-            raise errors[0]
