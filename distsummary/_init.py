@@ -28,7 +28,7 @@ from distsummary.rundir import topology as topologies
 from distsummary.rundir.admission import AUTO, ON_EXISTING, admit
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.rundir.topology import Topology
-from distsummary.training.callbacks import Callback, RunContext, guarded
+from distsummary.training.callbacks import Callback, RunContext, guarded_hooks
 from distsummary.training.finite import IGNORE, WARN
 from distsummary.training.resumed import Resumed
 from distsummary.training.run import Run
@@ -257,7 +257,7 @@ def muted(diagnose: Diagnose | None, cause: str) -> Diagnose:
     return replace(given, mute=(*given.mute, cause))
 
 
-@guarded
+@guarded_hooks()
 class Announcement(Callback):
     """Prints a line to stderr when the training begins: by default, logging would not show it."""
 

@@ -1,10 +1,12 @@
 """Every public error of distsummary, in one tree.
 
 DistSummaryError
-├── InvalidTypeError          (TypeError)           an argument has the wrong type
-│   └── InvalidArgumentError  (InvalidValueError)   the same, where MindSpore documents ValueError
-├── InvalidValueError         (ValueError)          an argument is out of its range
-│   └── WorldMismatchError                          ranks or sources disagree on the world size
+├── UsageError                                      a call, or an argument of it, is wrong
+│   ├── InvalidTypeError      (TypeError)           an argument has the wrong type
+│   │   └── InvalidArgumentError  (InvalidValueError)  the same, where MindSpore documents ValueError
+│   ├── InvalidValueError     (ValueError)          an argument is out of its range
+│   │   └── WorldMismatchError                      ranks or sources disagree on the world size
+│   └── ClosedError           (RuntimeError)        a closed record, writer or run was used
 ├── NotADirectoryPathError    (NotADirectoryError)  the path of a run dir is a file
 ├── RunDirError               (OSError)             a run dir cannot be read or written
 │   └── MissingRunDirError                          it was removed or renamed while the run was recorded
@@ -12,9 +14,8 @@ DistSummaryError
 ├── MissingFileError          (FileNotFoundError)   a file of a run does not exist
 ├── DamagedFileError          (ValueError)          bytes on disk do not follow their format
 ├── MissingParameterError     (AttributeError, KeyError)  a callback asks for what the loop does not give
-├── ClosedError               (RuntimeError)        a closed record, writer or run was used
 ├── NonFiniteError            (ArithmeticError)     a logged value is NaN or infinite, with on_nan="stop"
-├── NoSamplesError          (RuntimeError)        a metric was read before it had any sample
+├── NoSamplesError            (RuntimeError)        a metric was read before it had any sample
 ├── WriteError                (RuntimeError)        recording failed in the background
 ├── StaleAttemptError         (RuntimeError)        a message came from an attempt that was superseded
 ├── ClusterError              (ConnectionError)     the Ray cluster does not answer
@@ -36,11 +37,15 @@ class DistSummaryError(Exception):
     """Root of all errors of distsummary."""
 
 
-class InvalidTypeError(DistSummaryError, TypeError):
+class UsageError(DistSummaryError):
+    """A call, or an argument of it, is wrong: this reaches the user's code, also in a training."""
+
+
+class InvalidTypeError(UsageError, TypeError):
     """An argument has the wrong type."""
 
 
-class InvalidValueError(DistSummaryError, ValueError):
+class InvalidValueError(UsageError, ValueError):
     """An argument is out of its range."""
 
 
@@ -83,7 +88,7 @@ class MissingParameterError(DistSummaryError, AttributeError, KeyError):
     __str__ = Exception.__str__
 
 
-class ClosedError(DistSummaryError, RuntimeError):
+class ClosedError(UsageError, RuntimeError):
     """A record, writer or run was used after it was closed."""
 
 

@@ -34,7 +34,7 @@ from distsummary.diagnosis.verdict import (
 )
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.rundir.run_dir import RunDir
-from distsummary.training.callbacks import Callback, RunContext, guarded
+from distsummary.training.callbacks import Callback, RunContext, guarded_hooks
 
 Alert = Mapping[str, Any]
 
@@ -74,7 +74,7 @@ def check_on_alert(on_alert: object, *, aggregate: bool) -> None:
         )
 
 
-@guarded
+@guarded_hooks()
 class OnAlert(Callback):
     """Passes each alert of the run on once, from the beginning of the training; of all ranks, rank 0 has it.
 

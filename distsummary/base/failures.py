@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
-from distsummary.base.guard import Guard, deliberate
+from distsummary.base.guard import Guard
 from distsummary.base.health import Health
 from distsummary.errors import WriteError
 
@@ -50,7 +50,7 @@ class Failures:
         raise_exception: whether `raise_last`, `call` and `fail` raise failures as WriteError.
 
     Attributes:
-        guard: counts what is caught at doors (see guard.py) here.
+        guard: counts here what it catches.
     """
 
     def __init__(
@@ -84,7 +84,6 @@ class Failures:
             if times:
                 self.health.drop(plugin, times, reason)
 
-    @deliberate
     def raise_last(self, cause: Exception | None = None) -> None:
         """Raise the newest failure as WriteError, once, if `raise_exception` is set."""
         if self._raise_exception and self.last is not None:
@@ -95,11 +94,8 @@ class Failures:
         """Call the function and return its result; if it raises, count that as of `what` and return None."""
         return self.guard.call(what, function, *args, **named)
 
-    @deliberate
     def fail(self, what: str, error: Exception) -> None:
         """Count an exception, with a reason that begins with `what`; raise WriteError if so configured."""
-        if self._raise_exception and isinstance(error, WriteError):
-            raise error
         self.count(f"{what}: {type(error).__name__}: {error}")
         self.raise_last(error)
 

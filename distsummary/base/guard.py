@@ -1,46 +1,34 @@
-"""Guard: what our own code raises while it records is counted, and does not reach the user's code.
+"""Guard: what our own code raises while it records is counted, and does not reach the training.
 
-The user's code calls ours through doors: methods with the decorator `door`, and hooks, which a Guard calls.
-Behind a door our code may fail at any line. These exceptions pass a door unchanged:
+A guard calls our code, and no code of the user's: hooks, loaders and functions of users are called outside
+of it, so that what they raise is never taken for ours. What a guarded call raises passes in three cases, by
+its class alone:
 
-- those that are no Exception, such as KeyboardInterrupt and SystemExit;
-- those of code of the user's that ours calls (by functions with the decorator `calls_user`), or of a signal
-  handler, which Python may run between any two lines of ours;
-- errors of distsummary that are raised on purpose: by the door itself, by a function with the decorator
-  `check` that the door calls directly, or by one with the decorator `deliberate` at any depth.
+- it is no Exception, such as KeyboardInterrupt and SystemExit;
+- the user has asked for it: NonFiniteError (`on_nan="stop"`) and WriteError (`raise_exception=True`);
+- the guarded method names its class, such as UsageError where it takes the user's arguments.
 
-The traceback shows which of these an exception is, so that nothing is paid for it while nothing is raised.
+An Exception that a handler of signals raises while our code runs is therefore counted, too.
 """
 
 import functools
-import inspect
-import itertools
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
-from distsummary.base import checks
-from distsummary.errors import DistSummaryError
+from distsummary.errors import NonFiniteError, WriteError
 
 logger = logging.getLogger(__name__)
 
 MOST = 100  # failures of a part, after which it is switched off
 MOST_PARTS = 1000  # whose failures are counted at a time: names may hold those of parameters
 APART_S = 60.0  # a failure that comes later than this after the one before is counted from 1 again
+ASKED_FOR = (NonFiniteError, WriteError)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
-
-_doors: set[CodeType] = set()  # of decorated methods and their wrappers
-_checks: dict[CodeType, tuple[type[Exception], ...]] = {}
-_deliberate: set[CodeType] = set()
-_of_user: set[CodeType] = set()  # functions that call the user's code
-_CHECKS_FILE = checks.__file__
 
 
 class Counts(Protocol):
@@ -86,13 +74,14 @@ class ErrorSink:
 
 
 class Guard:
-    """Counts what our code raises behind the doors of an object, by the part that failed.
+    """Calls the parts of an object, and counts what they raise.
 
     A part that fails MOST times, each time within APART_S after the last, is switched off; this is said once.
 
     Args:
         failures: returns what counts the failures; by default, they are logged.
-        mend: called after each failure; brings the object into a state in which it can continue.
+        otherwise: called after each failure, and in place of a part that is switched off; brings the object
+            into a state in which it can continue.
         clock: returns seconds.
 
     Attributes:
@@ -102,65 +91,78 @@ class Guard:
     def __init__(
         self,
         failures: Callable[[], Counts] | None = None,
-        mend: Callable[[], None] | None = None,
+        otherwise: Callable[[], None] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.off: set[str] = set()
         self._failures: Callable[[], Counts] = failures or (lambda: _LOGGED)
-        self._mend, self._clock = mend, clock
+        self._otherwise, self._clock = otherwise, clock
         self._failed: dict[str, tuple[int, float]] = {}  # part -> how many times, and when the last time
 
-    def holds(self, part: str, error: Exception) -> bool:
-        """Count an exception that a door has caught; returns False for one that has to pass.
-
-        Raises WriteError if `raise_exception` asks for that.
-        """
-        if passes(error):
-            return False
-        self._hold(part, f"{part} ({_place_of(error)})", error)
-        return True
-
-    def call(self, what: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
-        """Call a function, a part of its own, and return its result; None if it failed or is switched off.
-
-        Raises WriteError if `raise_exception` asks for that.
-        """
-        if what in self.off:
+    def call(self, part: str, function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R | None:
+        """Call a function and return its result; None if it failed or is switched off."""
+        if self.is_off(part):
             return None
         try:
             return function(*args, **named)
+        except ASKED_FOR:
+            raise
         except Exception as error:
-            if passes(error, is_door=False):
-                raise
-            self._hold(what, what, error)
+            self.hold(part, error)
             return None
 
-    def wrap(self, what: str, function: Callable[P, R], otherwise: R | None = None) -> Callable[P, R]:
-        """A function that calls `function` as `call` does, and returns `otherwise` if that failed."""
+    def done(self, part: str, function: Callable[P, object], *args: P.args, **named: P.kwargs) -> bool:
+        """Call a function and return whether that was done: not if it failed or is switched off."""
+        if self.is_off(part):
+            return False
+        try:
+            function(*args, **named)
+            return True
+        except ASKED_FOR:
+            raise
+        except Exception as error:
+            self.hold(part, error)
+            return False
+
+    def wrap(self, part: str, function: Callable[P, R], instead: R | None = None) -> Callable[P, R]:
+        """A function that calls `function` as `call` does, and returns `instead` if that failed."""
 
         def wrapped(*args: P.args, **named: P.kwargs) -> R:
-            result = self.call(what, function, *args, **named)
-            return cast(R, otherwise if result is None else result)
+            result = self.call(part, function, *args, **named)
+            return cast(R, instead if result is None else result)
 
         return wrapped
+
+    def is_off(self, part: str) -> bool:
+        """Whether a part is switched off; what has to be done in its place is done then."""
+        if part not in self.off:
+            return False
+        self._continue(part)
+        return True
+
+    def hold(self, part: str, error: Exception, place: str = "") -> None:
+        """Count an exception that does not pass; raises WriteError if the user has asked for that."""
+        self._continue(part)
+        try:
+            self._count(part, error, f"{part} ({place})" if place else part)
+        except ASKED_FOR:
+            raise
+        except Exception as another:
+            logger.warning("%s failed, and so did counting it: %r, %r", part, error, another)
 
     # A copy of the object belongs to no run.
     def __reduce__(self) -> Any:
         return Guard, ()
 
-    def _hold(self, part: str, shown: str, error: Exception) -> None:
+    def _continue(self, part: str) -> None:
         try:
-            if self._mend is not None:
-                self._mend()
-            self._count(part, shown, error)
-        except Exception as another:
-            # This is a WriteError that the user has asked for.
-            if passes(another, is_door=False):
-                raise
-            logger.warning("%s failed, and so did counting it: %r, %r", part, error, another)
+            if self._otherwise is not None:
+                self._otherwise()
+        except Exception as error:
+            logger.warning("%s failed, and so did what is done instead: %r", part, error)
 
-    def _count(self, part: str, shown: str, error: Exception) -> None:
+    def _count(self, part: str, error: Exception, shown: str) -> None:
         now_s = self._clock()
         times, last_s = self._failed.get(part, (0, now_s))
         times = times + 1 if now_s - last_s <= APART_S else 1
@@ -174,7 +176,7 @@ class Guard:
 
 
 class Guarded(Protocol):
-    """An object with doors."""
+    """An object with guarded methods."""
 
     _own_guard: Guard
 
@@ -182,155 +184,39 @@ class Guarded(Protocol):
 S = TypeVar("S", bound=Guarded)
 
 
-def door(
-    otherwise: Callable[..., Any] | None = None, *, again: bool = False
-) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]:
-    """Decorator for a method that the user's code calls, or that leaves its object in order if it fails.
+def guarded(
+    *passing: type[Exception], again: bool = False
+) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R | None]]:
+    """Decorator for a method that its object's guard calls; it returns None if it failed or is switched off.
 
     Args:
-        otherwise: called in place of the method if that fails or is switched off, with the same arguments;
-            its result is returned. By default None is.
+        passing: the classes of exceptions that are meant for the user.
         again: if the method fails, it is called a second time; for methods that continue where they stopped.
     """
+    passes: tuple[type[Exception], ...] = (*passing, *ASKED_FOR)
 
-    def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
         part = method.__qualname__
+        second = guarded(*passing)(method) if again else None
 
-        def wrapper(self: S, /, *args: P.args, **named: P.kwargs) -> R:
+        @functools.wraps(method)
+        def wrapper(self: S, /, *args: P.args, **named: P.kwargs) -> R | None:
             guard = self._own_guard
             # Nearly always no part is off, and the first test is all that a call costs.
-            if not (guard.off and part in guard.off):
-                try:
-                    return method(self, *args, **named)
-                except Exception as error:
-                    if not guard.holds(part, error):
-                        raise
-                if again:
-                    try:
-                        return method(self, *args, **named)
-                    except Exception as error:
-                        if not guard.holds(part, error):
-                            raise
-            if otherwise is not None:
-                try:
-                    return cast(R, otherwise(self, *args, **named))
-                except Exception as error:
-                    if not guard.holds(part, error):
-                        raise
-            return cast(R, None)
+            if guard.off and guard.is_off(part):
+                return None
+            try:
+                return method(self, *args, **named)
+            except passes:
+                raise
+            except Exception as error:
+                # The method may have given its object another guard.
+                self._own_guard.hold(part, error, _place_of(error))
+            return None if second is None else second(self, *args, **named)
 
-        # A traceback shows the wrapper and then the method: both count as the door.
-        functools.update_wrapper(wrapper, at_door(method))
-        return at_door(wrapper)
+        return wrapper
 
     return decorate
-
-
-def at_door(function: F) -> F:
-    """Decorator for a function that a door calls: its errors are meant, and so are those of checks in it."""
-    _doors.add(function.__code__)
-    return function
-
-
-def check(*errors: type[Exception]) -> Callable[[F], F]:
-    """Decorator for a function whose errors of distsummary, or of `errors`, pass a door that calls it."""
-
-    def decorate(function: F) -> F:
-        _checks[function.__code__] = (DistSummaryError, *errors)
-        return function
-
-    return decorate
-
-
-def deliberate(function: F) -> F:
-    """Decorator for a function whose errors of distsummary pass every door."""
-    _deliberate.add(function.__code__)
-    return function
-
-
-def calls_user(function: F) -> F:
-    """Decorator for a function that calls code of the user's: all exceptions that it raises are theirs."""
-    _of_user.add(inspect.unwrap(function).__code__)
-    return function
-
-
-@calls_user
-def call_user(function: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
-    """Call a function of the user's: what it raises passes every door."""
-    return function(*args, **named)
-
-
-def is_decorated(method: Any) -> bool:
-    """Whether a method is a door already."""
-    return getattr(method, "__code__", None) in _doors
-
-
-def passes(error: Exception, *, is_door: bool = True) -> bool:
-    """Whether an exception has to reach the user's code; called where it is caught.
-
-    Args:
-        is_door: whether it was caught by a door, so that an error which the door raises is meant.
-    """
-    is_ours = isinstance(error, DistSummaryError)
-    handlers = _handlers()
-    trace: TracebackType | None = error.__traceback__
-    # The traceback leads from the frame that caught the error to the one that raised it.
-    while trace is not None:
-        frame = trace.tb_frame
-        code = frame.f_code
-        if code in _of_user or code in handlers or _is_handler(frame):
-            return True
-        if is_ours and (code in _deliberate or (is_door and code.co_filename == _CHECKS_FILE)):
-            return True
-        if is_door and isinstance(error, _checks.get(code, ())):
-            return True
-        # From here on, only a frame that a door calls directly counts as part of it.
-        is_door = is_door and code in _doors
-        trace = trace.tb_next
-    return is_ours and is_door
-
-
-def calls_users(code: CodeType) -> bool:
-    """Whether code was decorated by `calls_user`."""
-    return code in _of_user
-
-
-def raises_on_purpose(code: CodeType) -> bool:
-    """Whether code was decorated by `check` or `deliberate`, or checks arguments."""
-    return code in _checks or code in _deliberate or code.co_filename == _CHECKS_FILE
-
-
-def _handlers() -> set[CodeType]:
-    """The code of the signal handlers that are installed now."""
-    found = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        # A handler may be a partial, an object with `__call__` or a method: find the code that runs.
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        if callable(handler) and not inspect.isroutine(handler):
-            handler = type(handler).__call__
-        code = getattr(getattr(handler, "__func__", handler), "__code__", None)
-        if code is not None:
-            found.add(code)
-    return found
-
-
-def _is_handler(frame: FrameType) -> bool:
-    """Whether a frame got the number of a signal and the frame before it, as Python calls its handlers.
-
-    So a handler is found that has put back another one before it raised.
-    """
-    caller, code = frame.f_back, frame.f_code
-    if caller is None or (code.co_argcount < 2 and not code.co_flags & inspect.CO_VARARGS):
-        return False
-    # The two are arguments next to each other, by name or in *args.
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    held = frame.f_locals
-    values: list[Any] = [held.get(name) for name in names[: code.co_argcount]]
-    if code.co_flags & inspect.CO_VARARGS:
-        values += held.get(code.co_varnames[len(names)], ())
-    return any(isinstance(number, int) and given is caller for number, given in itertools.pairwise(values))
 
 
 def _place_of(error: BaseException) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
-from distsummary.base.guard import check
 from distsummary.checkpoints.shard_file import ShardRank
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
@@ -34,7 +33,6 @@ class SavedShare:
         return is_first(self.mesh, split_axes)
 
 
-@check()
 def share_of(network: Any, topology: Topology, copies: int, *, attempt: int) -> SavedShare | None:
     """The share of the network that this rank saves; None if it saves nothing.
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from distsummary.base.at_exit import close_at_exit, is_closed
 from distsummary.base.failures import LOOK_S, BoundedWait, Failures
-from distsummary.base.guard import check
 from distsummary.base.health import Health
 from distsummary.errors import ClosedError
 
@@ -107,7 +106,6 @@ class Background:
             self._accepted += 1
             self._changed.notify_all()
 
-    @check()
     def flush(self) -> None:
         """Return when every job has run; raises the errors of `submit`."""
         self._check()

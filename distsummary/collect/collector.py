@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from distsummary.base.failures import Failures
-from distsummary.base.guard import check, door
+from distsummary.base.guard import guarded
 from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
@@ -21,7 +21,7 @@ from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session, find_past
 from distsummary.collect.watcher import OUTSIDE, LoopPlace
-from distsummary.errors import ClosedError, InvalidValueError
+from distsummary.errors import ClosedError, DistSummaryError, InvalidValueError
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
@@ -34,11 +34,11 @@ from distsummary.training.callbacks import (
     Callback,
     CallbackParams,
     RunContext,
-    guarded,
+    guarded_hooks,
     is_sink,
     step_of,
 )
-from distsummary.training.recorder import TIMES
+from distsummary.training.recorder import counted
 from distsummary.training.step_context import StepContext
 from distsummary.training.timing.phases import CHECKPOINT, EVALUATION
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@guarded
+@guarded_hooks()
 class CollectorCallback(Callback):
     """Records one rank of a training: the values that the loop gives, and those that the settings name.
 
@@ -131,6 +131,7 @@ class CollectorCallback(Callback):
     # The hooks have the older names, as those of MindSpore's collector: a subclass may override them, and a
     # loop may call them by hand.
 
+    @guarded(DistSummaryError, OSError)
     def begin(self, run_context: RunContext) -> None:
         """Begin to record a training, or an evaluation; raises for bad arguments and files."""
         if _is_evaluation(run_context):
@@ -138,7 +139,6 @@ class CollectorCallback(Callback):
         else:
             self._begin_training(run_context)
 
-    @door()
     def _begin_training(self, run_context: RunContext) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
@@ -159,7 +159,7 @@ class CollectorCallback(Callback):
             self._session = self._open(topology)
         self._begin_recording(self._session, params, step_of(run_context))
 
-    @door(again=True)
+    @guarded(again=True)
     def _begin_recording(self, session: Session, params: CallbackParams, step: StepContext) -> None:
         """Record from now on; what cannot be done is counted."""
         self._params, self._step = params, step
@@ -211,7 +211,6 @@ class CollectorCallback(Callback):
     def _publish_attempt(self, session: Session) -> None:
         """Report the attempt that a training has joined; `ds.init` has asked the user before."""
 
-    @door()
     def _begin_evaluation(self, run_context: RunContext) -> None:
         """Outside a training, keep the evaluation for later; a job of the role eval may record it at once.
 
@@ -234,7 +233,6 @@ class CollectorCallback(Callback):
         if self._session is not None:
             self._session.phase = "evaluating"
 
-    @door(again=True)
     def _begin(self, run_context: RunContext, expected: str) -> Topology:
         """Check mode and callbacks, reset the state unless it is in use, and return this rank's topology."""
         params = run_context.original_args()
@@ -268,7 +266,6 @@ class CollectorCallback(Callback):
         """The place in the run of its directory of a rank whose place was not given as an argument."""
         return topology
 
-    @check(OSError)
     def _open(self, topology: Topology, past: Past | None = None) -> Session:
         return Session(
             self.run_dir,
@@ -319,18 +316,12 @@ class CollectorCallback(Callback):
         params, session = run_context.original_args(), self._session
         if _is_evaluation(run_context):
             return
-        self._record_end(params)
+        if not self._own_guard.done("the values of a step", self._record_end, params):
+            self._failures.drop(counted(self._step.logged, self._step.values))
         # Without a session the call counts a failure: the hook `begin` was not called.
         if session is None or session.checkpoints is not None:
             self._failures.call("trajectory", self._save_checkpoint, "step", params)
 
-    def _drop_given(self, params: CallbackParams) -> None:
-        """Count the values of a step that could not be recorded as dropped."""
-        lost = Counter(value.plugin for value in self._step.values)
-        lost["scalar"] += sum(not tag.startswith(TIMES) for tag in self._step.logged)
-        self._failures.drop(lost)
-
-    @door(_drop_given)
     def _record_end(self, params: CallbackParams) -> None:
         # A Run records its plain steps itself; if other callbacks make it call the hooks, these steps take
         # the same quick way here.
@@ -380,7 +371,7 @@ class CollectorCallback(Callback):
         else:
             self._end_training(run_context)
 
-    @door(again=True)
+    @guarded(again=True)
     def _end_training(self, run_context: RunContext) -> None:
         """Record what was logged after the last step, and the complete lineage."""
         params, session = run_context.original_args(), self._open_session()
@@ -390,7 +381,6 @@ class CollectorCallback(Callback):
             self._failures.call("graph", session.record, int(params.cur_step_num), {}, values)
         self._failures.call("lineage", self._description.end, session, params)
 
-    @door()
     def _end_evaluation(self, run_context: RunContext) -> None:
         """Record the metrics as scalars and as lineage."""
         params = run_context.original_args()
@@ -456,7 +446,7 @@ class CollectorCallback(Callback):
         """Count a failure of what belongs to the run, in `health()`, and log it once; from any thread."""
         self._failures.count(reason)
 
-    @door(again=True)
+    @guarded(again=True)
     def close(self, *, error: BaseException | None = None) -> None:
         """Write everything, close the files and leave the run; a second call does nothing.
 
@@ -474,7 +464,7 @@ class CollectorCallback(Callback):
         session, admission = self._session, self._admission
         try:
             if session is not None:
-                self._health = session.close(error)
+                self._health = session.close(error) or self._failures.health
         finally:
             self._session = self._admission = None
             if admission is not None:
@@ -488,10 +478,7 @@ class CollectorCallback(Callback):
         health = evaluations.close(self.run_dir, self._settings.config.nested, self._open, self._failures)
         self._health = health or self._health
 
-    def __enter__(self) -> Self:
-        return self
-
-    @door(again=True)
+    @guarded(again=True)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -10,7 +10,6 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.base.guard import check
 from distsummary.base.publish import ensure_directory, replacing, rights_in
 from distsummary.collect.background import Background
 from distsummary.collect.values.checked_values import OnlyExported
@@ -63,7 +62,6 @@ class Exports:
         export_npy(self._exported, value.tag, step, np.asarray(value.data.result()))
 
 
-@check()
 def write_values(writer: EventWriter, exports: Exports | None, step: int, values: list[Value]) -> None:
     """Write values (except OnlyExported tensors) as one event; with `exports`, also export all tensors."""
     written = [value for value in values if not isinstance(value.data, OnlyExported)]

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from distsummary.base.guard import check
 from distsummary.errors import InvalidTypeError
 
 P = ParamSpec("P")
@@ -64,7 +63,6 @@ def is_older_record(given: Sequence[Any]) -> bool:
     return type(size) is int or isinstance(raises, bool) or isinstance(exports, dict)
 
 
-@check()
 def check_network(field: str, value: object) -> None:
     """Raise InvalidTypeError for a value that is plainly no network: a number, text or a container."""
     if isinstance(value, NO_NETWORK):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from distsummary.base.checks import check_choice, check_int, check_keys, check_text, check_type
-from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.selection import MINDSPORES, Selection
@@ -129,7 +128,6 @@ def selection(field: str, value: object, most: int | None = None) -> Selection |
     return _check_regular(field, value, most)
 
 
-@check()
 def refuse_unfit(collected: Collected, network: object, topology: Topology) -> None:
     """Raise InvalidValueError or InvalidTypeError if what was asked for cannot be recorded of this model.
 
@@ -168,7 +166,6 @@ def refuse_unfit(collected: Collected, network: object, topology: Topology) -> N
             raise InvalidValueError(f"{why}{stages if topology.world_size > 1 else ''}")
 
 
-@check()
 def refuse_unmeasured(model: Any) -> None:
     """Raise InvalidValueError or InvalidTypeError unless this is a model whose norms can be measured."""
     if model is None:

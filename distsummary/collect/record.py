@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.failures import Failures
-from distsummary.base.guard import call_user, check, door, passes
+from distsummary.base.guard import guarded
 from distsummary.base.health import Health
 from distsummary.base.interrupts import interrupts_after
 from distsummary.collect.background import Background
@@ -32,7 +32,7 @@ from distsummary.collect.remote.open_writer import open_writer
 from distsummary.collect.values import operators
 from distsummary.collect.values.checked_values import checked_value
 from distsummary.collect.values.graph_source import TREE, ModelGraph
-from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError
+from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError, UsageError
 from distsummary.events.segments import other_writer
 from distsummary.events.spec import WAIT
 from distsummary.events.writer import EventWriter
@@ -166,17 +166,19 @@ class SummaryRecord:
         self._failures = failures = Failures(self._own_health, logger)
         self._own_guard = Failures(self._own_health, logger, raise_exception=raise_exception).guard
         self._graph = ModelGraph(regular_steps(1), failures, TREE)
-        self._taken: Counter[str] | None = None  # what `record` is writing, by plugin
         self._drawn: set[int] = set()  # the models whose graph is, or was, observed
         self._last_step = 0
         self._draw(network)
-        self._tapped = operators.TapListener(self._snapshot, lambda: failures)
+        self._tapped = operators.TapListener(self._copy, lambda: failures)
         operators.listen(self._tapped)
 
-    @check()
-    def _snapshot(self, plugin: str, name: str | None, value: object) -> Value:
+    def _copy(self, plugin: str, name: str | None, value: object) -> Value:
         exports = self._exports is not None
         return checked_value(plugin, name, value, exports=exports, compatibility=self._compatibility)
+
+    @guarded(DistSummaryError)
+    def _snapshot(self, plugin: str, name: str | None, value: object) -> Value:
+        return self._copy(plugin, name, value)
 
     @property
     def log_dir(self) -> str:
@@ -188,7 +190,7 @@ class SummaryRecord:
         """
         return str(self._directory if self._event_file is None else self._event_file())
 
-    @door()
+    @guarded(UsageError)
     def set_mode(self, mode: str) -> None:
         """Say which phase is recorded, "train" or "eval"; raises InvalidValueError for any other.
 
@@ -201,10 +203,6 @@ class SummaryRecord:
         else:
             self._tapped.resume()
 
-    def _drop_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self._own_health.drop("scalar", len(values))
-
-    @door(_drop_scalars)
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write scalars as the event of a step, at once and independently of values collected by `add_value`.
 
@@ -221,26 +219,36 @@ class SummaryRecord:
         try:
             tags, pack = self._packers[(*values,)]
             row = pack(time.time(), step, *values.values())
-        except Exception as error:
-            # New names come here, and bad values, for which the checks below raise.
-            if passes(error, is_door=False):
-                raise
-            self._check_open()
-            check_int("step", step, low=MIN_STEP, high=MAX_STEP)
-            numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
-            if not numbers:
-                raise InvalidValueError(
-                    "values must hold at least one scalar, got none; omit the call"
-                ) from None
-            # Names that differ at each call must not fill the memory.
-            if len(self._packers) >= MAX_PACKERS:
-                self._packers.clear()
-            tags = tuple(numbers)
-            tags, pack = self._packers.setdefault(tags, (tags, row_struct(len(tags)).pack))
-            row = pack(time.time(), step, *numbers.values())
-        self._writer.write_row(tags, row)
+        except Exception:
+            # New names come here, and bad values, for which the checks raise.
+            packed = self._packed(step, values)
+            if packed is None:
+                self._own_health.drop("scalar", len(values))
+                return
+            tags, row = packed
+        if self._put(tags, row) is None:
+            self._own_health.drop("scalar", len(tags))
 
-    @door(lambda self, plugin, name, value: self._own_health.drop(str(plugin).lower()))
+    @guarded(UsageError)
+    def _packed(self, step: int, values: Mapping[str, float]) -> tuple[tuple[str, ...], bytes]:
+        """The names and the packed numbers of a step; raises the errors of `scalars`."""
+        self._check_open()
+        check_int("step", step, low=MIN_STEP, high=MAX_STEP)
+        numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
+        if not numbers:
+            raise InvalidValueError("values must hold at least one scalar, got none; omit the call")
+        # Names that differ at each call must not fill the memory.
+        if len(self._packers) >= MAX_PACKERS:
+            self._packers.clear()
+        tags = tuple(numbers)
+        tags, pack = self._packers.setdefault(tags, (tags, row_struct(len(tags)).pack))
+        return tags, pack(time.time(), step, *numbers.values())
+
+    @guarded(UsageError)
+    def _put(self, tags: tuple[str, ...], row: bytes) -> bool:
+        self._writer.write_row(tags, row)
+        return True
+
     def add_value(self, plugin: str, name: str | None, value: Any) -> None:
         """Collect a value for the next `record()`; it replaces a value of the same plugin and name.
 
@@ -252,6 +260,9 @@ class SummaryRecord:
             self._scalars[name] = value
             return
         new = self._snapshot(plugin, name, value)
+        if new is None:
+            self._own_health.drop(str(plugin).lower())
+            return
         # The new value replaces an earlier one of its name, in whichever of the two places that is.
         self._pool.pop((new.plugin, new.tag), None)
         if new.plugin == "scalar" and isinstance(new.data, float):
@@ -262,25 +273,10 @@ class SummaryRecord:
             self._scalars.pop(new.tag, None)
         self._pool[new.plugin, new.tag] = new
 
-    @check()
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"the record of {self._directory} is closed; open a new one")
 
-    def _drop_pool(self, step: int, *args: object, **named: object) -> bool:
-        """Count what a call of `record` that failed should have written as dropped."""
-        # The call failed before it took the collected values.
-        if self._taken is None:
-            self._taken, self._scalars, self._pool = self._counts(), {}, {}
-        self._failures.drop(self._taken)
-        self._taken = None
-        return False
-
-    def _counts(self) -> Counter[str]:
-        """The number of values collected for the next event, by plugin."""
-        return Counter(plugin for plugin, _ in self._pool) + Counter(scalar=len(self._scalars))
-
-    @door(_drop_pool)
     def record(
         self, step: int, train_network: object = None, plugin_filter: Callable[[str], bool] | None = None
     ) -> bool:
@@ -308,12 +304,12 @@ class SummaryRecord:
             return False
         # A model's graph is known after its next call, so a later `record` writes it.
         if graph := self._failures.call("graph", self._graph.take):
-            write_values(self._writer, self._exports, step, graph)
+            self._write(step, graph)
         self._failures.call("graph", self._draw, train_network)
         self._failures.call("graph", self._graph.check_compilations)
         self._last_step = step
         numbers, pool = self._scalars, self._pool
-        self._taken, self._scalars, self._pool = self._counts(), {}, {}
+        self._scalars, self._pool = {}, {}
         if self._mode == "train":
             tapped = self._failures.call("operators", self._tapped.take, step) or operators.Taken({}, [], [])
             self._write_late(tapped.earlier)
@@ -322,15 +318,23 @@ class SummaryRecord:
             numbers |= {name: n for name, n in tapped.numbers.items() if ("scalar", name) not in given}
             received = {(value.plugin, value.tag): value for value in tapped.values}
             pool |= {key: value for key, value in received.items() if key not in given}
-        # Scalars alone take the quick way; if that fails, `scalars` itself counts them as dropped.
+        # Scalars alone take the quick way.
         if numbers and not pool and plugin_filter is None:
-            self._taken = None
             self.scalars(step, numbers)
             return True
         values = [*(Value("scalar", tag, number) for tag, number in numbers.items()), *pool.values()]
-        kept = [v for v in values if plugin_filter is None or call_user(plugin_filter, v.plugin)]
-        write_values(self._writer, self._exports, step, kept)
-        self._taken = None
+        return self._write(step, [v for v in values if plugin_filter is None or plugin_filter(v.plugin)])
+
+    def _write(self, step: int, values: list[Value]) -> bool:
+        """Write values as the event of a step; returns False if they could not be, and counts them."""
+        is_written = self._written(step, values) is not None
+        if not is_written:
+            self._failures.drop(Counter(value.plugin for value in values))
+        return is_written
+
+    @guarded(UsageError)
+    def _written(self, step: int, values: list[Value]) -> bool:
+        write_values(self._writer, self._exports, step, values)
         return True
 
     def _draw(self, network: object) -> None:
@@ -345,7 +349,6 @@ class SummaryRecord:
             if numbers:
                 self.scalars(step, numbers)
 
-    @door(lambda self: False)
     def flush(self) -> bool:
         """Wait until everything recorded since the last call is in the files, as `delivery` promises.
 
@@ -357,6 +360,10 @@ class SummaryRecord:
         if self._is_closed:
             logger.error("the record of %s is closed; there is nothing to flush", self._directory)
             return False
+        return self._flush() or False
+
+    @guarded(UsageError)
+    def _flush(self) -> bool:
         self._write_late(self._tapped.take_late(waits=True))
         try:
             is_written = self._writer.flush()
@@ -366,12 +373,11 @@ class SummaryRecord:
         before, self._dropped = self._dropped, sum(self._own_health.dropped.values())
         return is_written and self._dropped == before
 
-    @door(lambda self: self._own_health)
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
-        return self._writer.health().plus(self._own_health)
+        return (self._own_guard.call("health", self._writer.health) or Health()).plus(self._own_health)
 
-    @door(again=True)
+    @guarded(UsageError, again=True)
     def close(self) -> None:
         """Flush and close the files; a second call does nothing."""
         if self._is_over:
@@ -381,7 +387,7 @@ class SummaryRecord:
             late = self._failures.call("operators", self._tapped.take_late, waits=True)
             self._write_late(late or ())
             if graph := self._graph.rest():
-                write_values(self._writer, self._exports, self._last_step, graph)
+                self._write(self._last_step, graph)
             self._is_closed = True
             # Without packers, `scalars` checks whether the record is closed.
             self._packers.clear()
@@ -394,13 +400,11 @@ class SummaryRecord:
                 self._writer.close()
         self._is_over = True
 
-    @door(lambda self: self)
     def __enter__(self) -> Self:
         if self._is_closed:
             raise InvalidValueError(f"the record of {self._directory} is closed; open a new one")
         return self
 
-    @door(again=True)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from distsummary.base.checks import check_int, check_type
-from distsummary.base.guard import check
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.collect.config import Config, FlatValue
 from distsummary.collect.options import (
@@ -64,7 +63,6 @@ class RunSettings:
             return check_formats(own or DIALECTS)
         return check_formats(of_ranks or own or (MINDSPORE,))
 
-    @check()
     def refuse_unfit(self, network: object, topology: Topology) -> None:
         """Raise InvalidValueError or InvalidTypeError for an option that cannot work with this model."""
         refuse_unconnected(self.record.collectors)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsummary.base.failures import Failures, one_line
-from distsummary.base.guard import door
+from distsummary.base.guard import guarded
 from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.base.processes import is_alive
@@ -431,7 +431,7 @@ class Session:
         """What was written, dropped and refused so far."""
         return self._writer.health().plus(self.failures.health)
 
-    @door(lambda self, error=None: self.failures.health, again=True)
+    @guarded(again=True)
     def close(self, error: BaseException | None = None) -> Health:
         """Write and close everything, even if a part fails, and leave the run; returns the final health.
 

@@ -12,7 +12,6 @@ from typing import ParamSpec, TypeVar
 
 from distsummary.base.at_exit import close_at_exit, is_closed
 from distsummary.base.failures import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, error_line
-from distsummary.base.guard import check
 from distsummary.base.health import Health
 from distsummary.errors import ClosedError, WriteError
 from distsummary.events.closing_line import ClosingLine
@@ -114,7 +113,6 @@ class AsyncWriter:
 
     # --- for the training thread
 
-    @check()
     def write_row(self, tags: tuple[str, ...], row: bytes) -> None:
         """Queue an event of scalars only, packed by `scalar_rows.row_struct`; raises what `write` raises.
 
@@ -146,7 +144,6 @@ class AsyncWriter:
             self._set_fast_until()
             self._changed.notify_all()
 
-    @check()
     def write_rows(self, tags: tuple[str, ...], rows: bytes) -> None:
         """Queue events of the same scalars, packed one after the other; raises what `write` raises."""
         events, size = Scalars(tags, rows), len(rows) + ITEM_BYTES
@@ -164,7 +161,6 @@ class AsyncWriter:
             self._set_fast_until()
             self._changed.notify_all()
 
-    @check()
     def write(self, event: Event) -> None:
         """Queue one event; takes microseconds unless the budget is full.
 
@@ -296,7 +292,6 @@ class AsyncWriter:
             raise ClosedError("the writer is closed; open a new one")
         self._failures.raise_last()
 
-    @check()
     def flush(self, timeout_s: float = FLUSH_S) -> bool:
         """Wait until everything given so far has been passed to the inner writer and flushed there.
 
@@ -315,7 +310,6 @@ class AsyncWriter:
             now = self._counted()
             self._dropped = sum((now if now.given == before.given else before).dropped.values())
 
-    @check()
     def _flush(self, timeout_s: float) -> bool:
         with self._changed:
             self._queue.append((FLUSH, 0))

@@ -1,4 +1,4 @@
-"""Hook: what distsummary hangs on the user's modules, parameters, tensors and optimizers; doors for torch."""
+"""Hook: what distsummary hangs on the user's modules, parameters, tensors and optimizers, with a guard."""
 
 import functools
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from torch.compiler import is_compiling
 
-from distsummary.base.guard import Guard, at_door, passes
+from distsummary.base.guard import Guard
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,30 +45,31 @@ def _call(guard: Guard, function: Callable[..., Any], *args: Any, **named: Any) 
     return guard.call(function.__qualname__, function, *args, **named)
 
 
-def torch_door(
-    guard: Guard, count: Callable[..., None], *, gives: int | None = None
+def guarded_tap(
+    guard: Guard, count: Callable[..., None], *passing: type[Exception], gives: int | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator for a function that a network calls: a door that torch.compile sees through.
+    """Decorator for a function that a network calls: a guarded call that torch.compile sees through.
 
     Args:
         count: called with the exception and the arguments, to count the value; what fails in it is counted by
             `guard`.
+        passing: the classes of exceptions that are meant for the user.
         gives: the place of the argument that is returned if the function fails; by default, None is.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
         def wrapper(*args: P.args, **named: P.kwargs) -> R:
             if is_compiling():
                 return function(*args, **named)
             try:
                 return function(*args, **named)
+            except passing:
+                raise
             except Exception as error:
-                if passes(error):
-                    raise
                 guard.call("operators", count, error, *args, **named)
                 return cast(R, None if gives is None else args[gives])
 
-        functools.update_wrapper(wrapper, at_door(function))
-        return at_door(wrapper)
+        return wrapper
 
     return decorate

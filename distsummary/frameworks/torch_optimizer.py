@@ -17,7 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from distsummary.base.failures import Failures
-from distsummary.base.guard import calls_user
 from distsummary.base.health import Health
 from distsummary.frameworks.torch import as_dtensor, local_part
 from distsummary.frameworks.torch_hook import Hook
@@ -186,7 +185,6 @@ class OptimizerSteps:
         """A closure that also calls `before`, once the gradients are there."""
         look = torch.compiler.disable(self._guard.wrap(BEFORE, self._look))  # type: ignore[no-untyped-call]
 
-        @calls_user
         def looking() -> Any:
             loss = closure()
             look(now)

@@ -7,7 +7,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from distsummary.base.guard import passes
 from distsummary.base.terminal import announced
 
 Use: TypeAlias = Callable[[Any], None]
@@ -57,6 +56,4 @@ def _call(use: Use, module: ModuleType) -> None:
     try:
         use(module)
     except Exception as error:
-        if passes(error, is_door=False):
-            raise
         announced(f"distsummary: {module.__name__} is not followed: {type(error).__name__}: {error}")

@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from distsummary.base.guard import Guard, passes
+from distsummary.base.guard import Guard
 from distsummary.base.terminal import announced
 from distsummary.frameworks.torch import local_part
 from distsummary.integrations.gradient_norm import gradient_norm
@@ -163,8 +163,6 @@ class Door:
         try:
             self.run, last = self.begin(optimizer, self.model)
         except Exception as error:
-            if passes(error, is_door=False):
-                raise
             close_door()
             announced(f"distsummary: nothing is recorded: {type(error).__name__}: {error}")
             return

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from distsummary.base.columns import named
-from distsummary.base.guard import Guard, door
+from distsummary.base.guard import Guard, guarded
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import MESSAGE, Verdict
 from distsummary.rundir.attempts import newest_attempt, note_deaths, note_state
@@ -107,7 +107,7 @@ class DistSummaryUserCallback(_Controller, UserCallback):  # type: ignore[misc] 
             environment variable DISTSUMMARY, else runs/{time}.
     """
 
-    @door()
+    @guarded()
     def after_exception(self, run_context: Any, worker_exceptions: Mapping[int, Exception]) -> None:
         """Note why workers failed."""
         self._find(run_context.get_run_config().name)
@@ -177,30 +177,30 @@ class _ControllerCallback(_Controller, *_CLASSES):  # type: ignore[misc]  # as a
         self._failed: list[int] = []  # ranks of them
         self._resize = ""  # why the workers end, if Ray wants another number of them
 
-    @door()
+    @guarded()
     def after_controller_start(self, train_run_context: Any) -> None:
         """The training begins."""
         self._name = train_run_context.get_run_config().name
 
-    @door()
+    @guarded()
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         """An attempt begins; that of the run does with the first step."""
         self._find(self._name)
         self._before, self._size = self._newest(), worker_group_context.num_workers
         self._noted, self._failed = set(), []
 
-    @door()
+    @guarded()
     def after_worker_group_start(self, worker_group: Any) -> None:
         """The workers wait for their function."""
         worker_group.execute(_arm, self._run_dir, self._options)
 
-    @door()
+    @guarded()
     def after_worker_group_poll_status(self, worker_group_status: Any) -> None:
         """Note why workers failed, as soon as Ray knows it."""
         self._failed = sorted(worker_group_status.errors)
         self._note_errors(worker_group_status.errors)
 
-    @door()
+    @guarded()
     def before_controller_execute_resize_decision(self, resize_decision: Any) -> None:
         """Note that Ray wants another number of workers."""
         if self._size and resize_decision.num_workers != self._size:
@@ -209,7 +209,7 @@ class _ControllerCallback(_Controller, *_CLASSES):  # type: ignore[misc]  # as a
             )
             self._say(f"Ray Train ends the workers{self._resize}")
 
-    @door()
+    @guarded()
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
         """Note why Ray ends the workers that have not ended."""
         status = worker_group.get_latest_poll_status()
@@ -219,12 +219,12 @@ class _ControllerCallback(_Controller, *_CLASSES):  # type: ignore[misc]  # as a
             self._note_ended(f"ended by Ray Train{why}")
         self._resize = ""
 
-    @door()
+    @guarded()
     def before_worker_group_abort(self, worker_group_context: Any) -> None:
         """Note that the driver ends the training."""
         self._note_ended("the driver of Ray Train ended the training")
 
-    @door()
+    @guarded()
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         """Note a restart, and how the training ended if no rank can say that."""
         kind = type(current_state).__name__

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import mindspore
 
-from distsummary.base.guard import Guard, door
+from distsummary.base.guard import Guard, guarded
 from distsummary.base.health import Health
 from distsummary.collect import summary_collector
-from distsummary.errors import InvalidValueError
+from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.mindspore.driven_run import DrivenRun
 from distsummary.mindspore.operators import CachedOperators, take_cache
@@ -84,7 +84,7 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         """What was written, dropped and refused in the current training or, if none runs, in the last one."""
         return self._collector.health()
 
-    @door()
+    @guarded(DistSummaryError, OSError)
     def begin(self, run_context: Any) -> None:
         """Join the run and open the files; raises for bad arguments and for files that cannot be opened."""
         params = run_context.original_args()
@@ -111,26 +111,26 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
                 f"mode must be 'train' or 'eval', got {params.get('mode')!r}; call Model.train or Model.eval"
             )
 
-    @door()
+    @guarded()
     def epoch_begin(self, run_context: Any) -> None:
         """Plan the steps of the epoch."""
         params = run_context.original_args()
         if self._run is not None and params["mode"] == "train":
             self._run.begin_epoch(params["cur_epoch_num"])
 
-    @door()
+    @guarded()
     def step_begin(self, run_context: Any) -> None:
         """Note when the batch has come."""
         if self._run is not None and run_context.original_args()["mode"] == "train":
             self._run.begin_step(run_context)
 
-    @door()
+    @guarded()
     def step_end(self, run_context: Any) -> None:
         """Record the step."""
         if self._run is not None and run_context.original_args()["mode"] == "train":
             self._run.end_step(run_context)
 
-    @door()
+    @guarded()
     def epoch_end(self, run_context: Any) -> None:
         """Record the metrics of an evaluation of `Model.fit`, and the checkpoint of the epoch."""
         params, run = run_context.original_args(), self._run
@@ -143,7 +143,7 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
         self._has_metrics = False
         run.end_epoch()
 
-    @door()
+    @guarded()
     def end(self, run_context: Any) -> None:
         """Record the lineage; after a training, write everything and close the files."""
         params = run_context.original_args()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from distsummary.base.guard import door
+from distsummary.base.guard import guarded
 from distsummary.model.model_run import ModelRun
 from distsummary.training.timing.phases import DATA, EVALUATION
 
@@ -22,14 +22,12 @@ class DrivenRun(ModelRun):
         """Whether the training has begun; False for a run that only evaluates."""
         return self._is_training
 
-    @door()
     def begin(self) -> None:
         """Begin the training; raises what the callbacks raise."""
         self._begin_stepping()
         self._in_epochs = True
         self._begin_training()
 
-    @door()
     def begin_epoch(self, number: int) -> None:
         """Begin an epoch, counted from 1."""
         self._settle_epoch()
@@ -37,7 +35,7 @@ class DrivenRun(ModelRun):
         self._begin_epoch(None)
         self._ask()
 
-    @door()
+    @guarded()
     def begin_step(self, run_context: Any) -> None:
         """Begin the step of MindSpore's parameters, counted from 1 over all epochs, with its batch."""
         started_s = self._clock()
@@ -53,7 +51,7 @@ class DrivenRun(ModelRun):
             self._phases.is_in_loop = True
             self._phases.enter(self._body)
 
-    @door()
+    @guarded()
     def end_step(self, run_context: Any) -> None:
         """End the step, with the outputs of the network; a step that has not begun begins before."""
         # A loop that calls the hooks by hand may not have reported the beginning of the step.
@@ -65,7 +63,6 @@ class DrivenRun(ModelRun):
         is_last = self._params["step_in_epoch"] == self._params["batch_num"]
         self._ask(EVALUATION if is_last else DATA)
 
-    @door()
     def end_epoch(self) -> None:
         """End the epoch."""
         self._settle_epoch()

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from distsummary.base.checks import check_choice
-from distsummary.base.guard import check
 from distsummary.base.processes import is_alive, own_place
 from distsummary.base.publish import file_system_time
 from distsummary.errors import RunDirError, WorldMismatchError
@@ -56,7 +55,6 @@ class Admission:
         self._door, self._resumes, self._pid = door, resumes, os.getpid()
         self._key = str(run_dir.base), topology.rank
 
-    @check()
     def begin(self) -> None:
         """Called before the first step; raises RunDirError if another training was begun in the meantime."""
         if self.topology.role == "train":
@@ -83,7 +81,6 @@ class Admission:
             )
 
 
-@check()
 def admit(
     run_dir: RunDir, topology: Topology, *, on_existing: str = ATTEMPT, resumes: bool = False, door: str
 ) -> Admission:

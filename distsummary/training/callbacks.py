@@ -1,6 +1,7 @@
 """Callbacks: hooks that a training loop calls, with MindSpore's names."""
 
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -9,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from distsummary.base.checks import check_int_or_both, check_type
-from distsummary.base.guard import Guard, calls_user, door, is_decorated
-from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError
+from distsummary.base.guard import Guard, guarded
+from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError, UsageError
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.topology import DATA_AXES, Topology
 from distsummary.training.recorder import Recorder
@@ -62,7 +63,6 @@ def parallel_mode(topology: Topology) -> str:
     return "hybrid_parallel" if splits else "data_parallel"
 
 
-@calls_user
 def length(loader: object) -> int:
     """The number of batches of a loader, 0 if it has no length."""
     try:
@@ -122,7 +122,7 @@ class Callback:
 
     """
 
-    _own_guard: Guard  # of the callbacks that are `guarded`
+    _own_guard: Guard  # of those with `guarded_hooks`
     recorder: Recorder | None = None  # of a callback that records the values which the user gives to the Run
 
     def __enter__(self) -> Self:
@@ -203,26 +203,43 @@ class Callback:
         self.end(run_context)
 
 
-# The default hooks call the user's methods, or methods that are doors: what these raise reaches the user.
-for _hook in HOOKS:
-    calls_user(getattr(Callback, _hook))
+def guarded_hooks(*unguarded: str) -> Callable[[type[C]], type[C]]:
+    """Decorator for a callback of ours: what fails in its own hooks does not end the training.
 
+    A Run sets `_own_guard`, which counts their failures; in other loops they are logged. After a hook with a
+    newer name, the method with the older name is called, which a user may have overridden, outside of the
+    guard.
 
-def guarded(kind: type[C]) -> type[C]:
-    """Decorator for a callback of ours, whose hooks are doors: what fails in them does not end the training.
-
-    A Run sets `_own_guard`, which counts their failures; in other loops they are logged.
+    Args:
+        unguarded: hooks that stay as they are, since they call code of the user's.
     """
-    kind._own_guard = Guard()
-    for name in (*HOOKS, *EVENTS, "__enter__", "__exit__"):
-        method = vars(kind).get(name)
-        if method is not None and not is_decorated(method):
-            setattr(kind, name, door(_itself if name == "__enter__" else None)(method))
-    return kind
+
+    def decorate(kind: type[C]) -> type[C]:
+        kind._own_guard = Guard()
+        for name in (*HOOKS, *EVENTS, "__exit__"):
+            method = vars(kind).get(name)
+            if method is not None and name not in unguarded:
+                own = method if hasattr(method, "__wrapped__") else guarded()(method)
+                setattr(kind, name, _with_older(own, name) if name in HOOKS else own)
+        return kind
+
+    return decorate
 
 
-def _itself(callback: object) -> object:
-    return callback
+def _with_older(hook: Callable[[Any, RunContext], None], name: str) -> Callable[[Any, RunContext], None]:
+    older = older_name(name)
+
+    @functools.wraps(hook)
+    def wrapper(self: Callback, run_context: RunContext) -> None:
+        hook(self, run_context)
+        getattr(self, older)(run_context)
+
+    return wrapper
+
+
+def older_name(hook: str) -> str:
+    """The older name of a hook, which serves training and evaluation."""
+    return hook.split("_", 2)[2]
 
 
 class CallbackList:
@@ -255,7 +272,6 @@ class CallbackList:
         self._look_up()
         return self
 
-    @calls_user
     def _enter_each(self) -> None:
         # If one callback cannot be entered, those that were entered before it are exited.
         with contextlib.ExitStack() as stack:
@@ -279,7 +295,7 @@ class CallbackList:
         at_steps: list[Callback] = []
         for hook, methods in found.items():
             for callback in self.callbacks:
-                for name in (hook, hook.split("_", 2)[2]):
+                for name in (hook, older_name(hook)):
                     # What neither the class nor the object overrides is not called, and costs nothing.
                     if getattr(type(callback), name) is not getattr(Callback, name) or name in vars(callback):
                         methods.append(getattr(callback, name))
@@ -288,14 +304,13 @@ class CallbackList:
                         break
         self.methods, self.at_steps = found, at_steps
 
-    @calls_user
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
 
-@guarded
+@guarded_hooks()
 class LossMonitor(Callback):
     """Prints the loss every `per_print_times` steps (0: never) and stops a training whose loss is not finite.
 
@@ -319,8 +334,8 @@ class LossMonitor(Callback):
         begun = run_context.original_args().get("cur_step_num", 0)
         self._last_printed = begun - begun % (self._per_print_times or 1)
         self._has_loss = False
-        super().on_train_begin(run_context)
 
+    @guarded(UsageError)
     def step_end(self, run_context: RunContext) -> None:
         """Print the loss if it is due; raises InvalidValueError if the loss is NaN or infinite."""
         params = run_context.original_args()
@@ -349,16 +364,14 @@ class LossMonitor(Callback):
         params = run_context.original_args()
         if params.get("metrics") and _is_rank_0(run_context):
             print(f"Eval result: epoch {params.cur_epoch_num}, metrics: {params.metrics}", flush=True)
-        super().on_train_epoch_end(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Warn if the training never gave a loss: then nothing was printed or checked."""
         if not self._has_loss and _is_rank_0(run_context):
             logger.warning("LossMonitor saw no loss; log it at every step by run.log(loss=loss)")
-        super().on_train_end(run_context)
 
 
-@guarded
+@guarded_hooks()
 class TimeMonitor(Callback):
     """Prints, on rank 0, the time of every epoch and of its steps, in milliseconds.
 
@@ -393,7 +406,6 @@ class TimeMonitor(Callback):
         """Add up the time spent waiting for data."""
         if self._data_time:
             self._waited_ms += resolve(run_context.step.logged.get("perf/data_wait_ms", 0.0))
-        super().on_train_step_end(run_context)
 
     def epoch_end(self, run_context: RunContext) -> None:
         """Print the times, unless the number of steps is unknown (as in an evaluation without a loader).

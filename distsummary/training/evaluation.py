@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from distsummary.base.guard import Guard, calls_user, door
 from distsummary.errors import ClosedError
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
@@ -44,8 +43,8 @@ class EvaluationRun:
 
     Args:
         call: takes the name of a hook and a context, and calls that hook of all callbacks.
-        numbers: checks and converts a mapping of names to metrics.
-        guard: of the run. step: what the run shares with its callbacks.
+        numbers: checks and converts a mapping of names to metrics; None if that failed, and was counted.
+        step: what the run shares with its callbacks.
 
     Attributes:
         params: what callbacks see of this evaluation.
@@ -54,11 +53,10 @@ class EvaluationRun:
     def __init__(
         self,
         call: Callable[[str, RunContext], None],
-        numbers: Callable[[Mapping[str, object]], dict[str, Scalar]],
-        guard: Guard,
+        numbers: Callable[[Mapping[str, object]], dict[str, Scalar] | None],
         step: StepContext,
     ) -> None:
-        self._call, self._numbers, self._own_guard = call, numbers, guard
+        self._call, self._numbers = call, numbers
         self.logged: dict[str, Scalar] = {}
         self._is_over = False
         self.metrics: dict[str, float] = {}
@@ -68,15 +66,13 @@ class EvaluationRun:
         self._context = RunContext(self.params)
         self._context.step = step
 
-    @door()
     def log(self, values: Mapping[str, object] | None = None, /, **named: object) -> None:
         """Log metrics by name, like `Run.log`; raises ClosedError after the evaluation's `with` block."""
         if self._is_over:
             raise ClosedError("the evaluation is over; log inside its `with run.eval()` block")
         given = {} if values is None else check_named("evaluation.log", values)
-        self.logged |= self._numbers({**given, **named})
+        self.logged |= self._numbers({**given, **named}) or {}
 
-    @calls_user
     def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a loader, one step each, until a callback has requested a stop."""
         params, context = self.params, self._context

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from distsummary.base.failures import Failures
-from distsummary.base.guard import deliberate
 from distsummary.errors import NonFiniteError
 from distsummary.format.check_tags import NONFINITE_TAGS
 from distsummary.frameworks.base import Pending, framework_of, tensors_in
@@ -46,7 +45,6 @@ class FiniteCheck:
         self._inputs = INPUTS
         self._logged: set[bool] = set()  # whether a number is infinite, of those that were logged
 
-    @deliberate
     def look(self, step: int, numbers: Mapping[str, Scalar]) -> None:
         """Check those numbers of a step that are on the host.
 

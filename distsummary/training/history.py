@@ -1,9 +1,9 @@
 """History: a callback that keeps the loss and the metrics of every epoch."""
 
-from distsummary.training.callbacks import Callback, RunContext, guarded, loss_of
+from distsummary.training.callbacks import Callback, RunContext, guarded_hooks, loss_of
 
 
-@guarded
+@guarded_hooks()
 class History(Callback):
     """Keeps, for every epoch of a training, the last step's loss and the metrics of its evaluations.
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from distsummary.base.checks import check_type
 from distsummary.base.failures import one_line
-from distsummary.base.guard import check, door, passes
+from distsummary.base.guard import guarded
 from distsummary.base.interrupts import StepInterrupts
 from distsummary.base.publish import check_writable, ensure_directory, remove_leftovers
 from distsummary.base.termination import END_S, STEP_S, on_termination
@@ -23,13 +23,13 @@ from distsummary.checkpoints.model_file import BREAKPOINT, TRAINING, free_prefix
 from distsummary.checkpoints.object_state import state_entries
 from distsummary.checkpoints.training_state import remove_orphans, write_rank_file
 from distsummary.diagnosis.verdict import UNSAVED
-from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError
+from distsummary.errors import DistSummaryError, InvalidArgumentError, InvalidValueError, UsageError
 from distsummary.rundir.topology import Topology, detect
 from distsummary.training.callbacks import (
     Callback,
     CallbackParams,
     RunContext,
-    guarded,
+    guarded_hooks,
     step_in_epoch,
     step_of,
 )
@@ -46,7 +46,7 @@ BREAKPOINT_WAIT_S = 3.0  # how long the ranks then wait for each other's shards 
 NOT_SAVED = "is not saved"
 
 
-@guarded
+@guarded_hooks("on_train_begin")
 class ModelCheckpoint(Callback):
     """Saves checkpoints of a training: parameters, buffers, the optimizer's state, epoch and step.
 
@@ -129,12 +129,22 @@ class ModelCheckpoint(Callback):
 
     def __enter__(self) -> Self:
         if self.config.exception_save:
-            self._ignore_signals = on_termination(self._save_before_death, at_step_end=True)
-            self._interrupts.listen()
+            self._own_guard.call("listening to signals", self._listen)
         return self
+
+    def _listen(self) -> None:
+        self._ignore_signals = on_termination(self._save_before_death, at_step_end=True)
+        self._interrupts.listen()
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Find out what this rank saves; a collective operation for a sharded model."""
+        # What the user's function raises reaches the user.
+        directory = self._place(run_context.original_args())
+        self._begin(run_context, directory)
+        super().on_train_begin(run_context)
+
+    @guarded(UsageError)
+    def _begin(self, run_context: RunContext, directory: Path) -> None:
         params, config = run_context.original_args(), self.config
         self._params, self._step = params, step_of(run_context)
         self._topology = self._step.topology or detect()
@@ -158,7 +168,7 @@ class ModelCheckpoint(Callback):
                 # Replicas need not communicate: no rank has written a file before all have come to their
                 # first step.
                 is_naming = (self._topology.rank == 0) or not source.is_split
-                prefix = free_prefix(self._place(params), prefix) if is_naming else prefix
+                prefix = free_prefix(directory, prefix) if is_naming else prefix
             # The ranks of a sharded model share rank 0's run id, mark and prefix, sent by one collective
             # operation.
             token = f"{uuid.uuid4().hex}/{dcp.writers_mark()}/{prefix if isinstance(prefix, str) else ''}"
@@ -166,7 +176,7 @@ class ModelCheckpoint(Callback):
                 token = source.framework.agreed(token)
             self._run_id, self._mark, self._own_prefix = token.split("/")
             if self._topology.rank == 0:
-                self._guard("leftovers are not removed", partial(remove_leftovers, self._place(params)))
+                self._guard("leftovers are not removed", partial(remove_leftovers, directory))
         self._wanted.clear()
         self._is_saved.clear()
         self._begun_step = self._saved_step = int(params["cur_step_num"])
@@ -174,24 +184,20 @@ class ModelCheckpoint(Callback):
         # A resumed training saves at the same steps as one that was not interrupted.
         if steps := config.save_checkpoint_steps:
             self._next_step = self._begun_step - self._begun_step % steps + steps
-        super().on_train_begin(run_context)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Note the random numbers with which the epoch begins, by which its data may be shuffled."""
         self._at_epoch = random_state()
-        super().on_train_epoch_begin(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Note that the epoch is over, unless a callback has stopped it."""
         if not _is_cut(run_context):
             self._at_epoch = None
-        super().on_train_epoch_end(run_context)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """From now on, a Ctrl-C waits for the end of the step; a step of sink mode would be too long."""
         if not run_context.original_args().get("dataset_sink_mode"):
             self._interrupts.hold()
-        super().on_train_step_begin(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Save if it is due."""
@@ -203,9 +209,8 @@ class ModelCheckpoint(Callback):
             self._save(params)
         if self.config.exception_save:
             self._step.after_hook.append(partial(self._end_if_asked, params))
-        super().on_train_step_end(run_context)
 
-    @door()
+    @guarded()
     def _end_if_asked(self, params: CallbackParams) -> None:
         """Save and end the training, if a signal or Ctrl-C came before all callbacks had seen the step."""
         if self._wanted.is_set():
@@ -227,7 +232,6 @@ class ModelCheckpoint(Callback):
         # A signal that comes now need not wait for another step.
         self._is_saved.set()
         self._report(params)
-        super().on_train_end(run_context)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -242,8 +246,6 @@ class ModelCheckpoint(Callback):
         self._params = self._writer = None
         self._interrupts.stop()
 
-    # All that the user's function raises reaches the user.
-    @check(Exception)
     def _place(self, params: CallbackParams) -> Path:
         directory: Any = self._directory
         if callable(directory):
@@ -391,8 +393,6 @@ class ModelCheckpoint(Callback):
         try:
             function(*args)
         except Exception as error:
-            if passes(error, is_door=False):
-                raise
             is_ours = isinstance(error, DistSummaryError | OSError)
             reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
             self.failures += 1

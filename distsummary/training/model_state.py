@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.base.guard import check, passes
 from distsummary.checkpoints import dcp
 from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.model_file import with_texts, write_model
@@ -140,7 +139,7 @@ class CheckpointParts:
             kept.training = training
         except Exception as error:
             # The ranks that write a .dcp wait for each other: a rank that has failed takes part and says so.
-            if config.format != "dcp" or passes(error, is_door=False):
+            if config.format != "dcp":
                 raise
             kept.values.clear()
             kept.failure = error
@@ -200,7 +199,6 @@ class CheckpointParts:
             kept.values |= _information(params, config, taken=kept.values)
 
 
-@check()
 def source_of(params: CallbackParams, config: CheckpointConfig, topology: Topology) -> CheckpointParts:
     """What this rank saves of the training; raises InvalidValueError if that is unknown."""
     network = config.saved_network if config.saved_network is not None else params.get("network")

@@ -1,6 +1,7 @@
 """Recorder: what a Run needs from the callback that records the user's values; NoRecorder, without one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,13 @@ NOT_RECORDED = (
     "no callback records values, so they are dropped; use ds.init or callbacks=[ds.SummaryCollector(...)]"
 )
 TIMES = "perf/"  # how the tags of times that a Run measures begin
+
+
+def counted(numbers: Iterable[str], values: Iterable[Value]) -> Counter[str]:
+    """How many values of each plugin a user gave: not the times that a Run adds to its steps."""
+    found = Counter(value.plugin for value in values)
+    found["scalar"] += sum(not tag.startswith(TIMES) for tag in numbers)
+    return found
 
 
 class Recorder(Protocol):
@@ -67,6 +75,5 @@ class NoRecorder:
 
     def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Count the numbers that the user gave (not the times of the step) as dropped."""
-        count = sum(not tag.startswith(TIMES) for tag in numbers)
-        if count:
-            self._failures.count(NOT_RECORDED, dropped={"scalar": count})
+        if dropped := counted(numbers, ())["scalar"]:
+            self._failures.count(NOT_RECORDED, dropped={"scalar": dropped})

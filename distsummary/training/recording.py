@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from distsummary.base.checks import check_choice, check_int, check_type
-from distsummary.base.failures import Failures
-from distsummary.base.guard import Guard, check, door, passes
+from distsummary.base.failures import NONE, Failures
+from distsummary.base.guard import Guard, guarded
 from distsummary.base.health import Health
 from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
@@ -24,8 +24,9 @@ from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.forks import FORKED, Forks, register_for_forks
 from distsummary.training.given import Given
-from distsummary.training.recorder import NOT_RECORDED, TIMES, NoRecorder, Recorder
+from distsummary.training.recorder import NOT_RECORDED, NoRecorder, Recorder, counted
 from distsummary.training.step_context import StepContext
+from distsummary.training.timing.phases import RECORDING
 from distsummary.training.values import Scalar, check_named, check_tag, scalar
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,6 @@ class Recording(abc.ABC):
         check_type("strict", strict, bool)
         self._callbacks, self._params, self._strict = callbacks, params, strict
         self._given = Given()
-        self._ended: tuple[dict[str, Scalar], Sequence[Value]] | None = None  # given values, being recorded
         self._known_names: set[str] = set()  # names of numbers that have been checked
         self._kinds: dict[str, str] = {}  # name -> plugin, or SEVERAL
         self._own_failures = Failures(Health(), logger)  # while no recorder is there to count
@@ -100,7 +100,6 @@ class Recording(abc.ABC):
     def step(self) -> int:
         """The step of the values that are given now."""
 
-    @check()
     @abc.abstractmethod
     def _require_open(self) -> None:
         """Raise ClosedError if the run is closed."""
@@ -135,28 +134,13 @@ class Recording(abc.ABC):
         """Whether the run is over."""
         return self._is_closed
 
-    @door(lambda self: self._own_failures.health)
     def health(self) -> Health:
         """What was written, dropped and refused so far, by this rank and the processes forked from it."""
         self._count_forked()
         recorders = self._recorders()
-        return (recorders[0].health() if recorders else Health()).plus(self._own_failures.health)
+        found = self._own_guard.call("health", recorders[0].health) if recorders else None
+        return (found or Health()).plus(self._own_failures.health)
 
-    def _drop_logged(
-        self,
-        values: Mapping[str, object] | None = None,
-        /,
-        *,
-        step: int | None = None,
-        commit: None = None,
-        **named: object,
-    ) -> None:
-        """Count the values of a call of `log` that failed, and begin their step."""
-        names = {name for name, _ in _flat({**(values or {}), **named})}
-        is_repeated = not names.isdisjoint(self._given.numbers)
-        self._drop_call({"scalar": len(names)}, is_repeated=is_repeated and step is None)
-
-    @door(_drop_logged)
     def log(
         self,
         values: Mapping[str, object] | None = None,
@@ -203,20 +187,15 @@ class Recording(abc.ABC):
                 f"commit must be left out, got {commit!r}; a step's values are recorded when it ends, and "
                 "may be logged by several calls"
             )
-        new: dict[str, Scalar] = given
+        new: dict[str, Scalar] | None = given
         known = self._known_names
         # Most calls give only floats under known names, which need no check; any other value has all checked.
         for name, value in given.items():
             if type(value) is not float or name not in known:
-                new = self._numbers(given)
-                if self._strict and not self._callbacks.callbacks:
-                    raise InvalidValueError(NOT_RECORDED)
-                if len(known) > MAX_KNOWN_NAMES:
-                    known.clear()
-                for tag in new.keys() - known:
-                    self._note_kind("scalar", tag)
-                known.update(new)
+                new = self._checked(given)
                 break
+        # Values that could not be looked at are dropped, but their step begins.
+        names, new = given if new is None else new, new or {}
         held = self._given
         if is_elsewhere:
             held.add_elsewhere(new, {})
@@ -225,7 +204,7 @@ class Recording(abc.ABC):
             held.gather()
         # In a loop that counts no steps itself, this call may begin the next step.
         if step is not None or not self._is_stepped:
-            if not self._begin_step_of(step, not new.keys().isdisjoint(held.numbers), {"scalar": len(new)}):
+            if not self._begin_step_of(step, not held.numbers.keys().isdisjoint(names), {"scalar": len(new)}):
                 return
             # The step may have begun only now, after these numbers were made.
             for number in new.values():
@@ -242,54 +221,44 @@ class Recording(abc.ABC):
             for recorder in self._recorders():
                 recorder.overhead.spent_s += perf_counter() - begun_s
 
-    @door(lambda self, *args, **named: self._drop_call({"histogram": 1}))
     def histogram(self, name: str, value: object, step: int | None = None) -> None:
         """Record the histogram of an array; see `add_value`."""
         self._add("histogram", name, value, step)
 
-    @door(lambda self, *args, **named: self._drop_call({"image": 1}))
     def image(self, name: str, value: object, step: int | None = None) -> None:
         """Record a picture: (H, W), (H, W, C), (C, H, W) or a batch of them; see `add_value`."""
         self._add("image", name, value, step)
 
-    @door(lambda self, *args, **named: self._drop_call({"tensor": 1}))
     def tensor(self, name: str, value: object, step: int | None = None) -> None:
         """Record an array as it is; see `add_value`."""
         self._add("tensor", name, value, step)
 
-    @door(lambda self, *args, **named: self._drop_call({"text": 1}))
     def text(self, name: str, value: object, step: int | None = None) -> None:
         """Record text, which TensorBoard shows as Markdown; see `add_value`."""
         self._add("text", name, value, step)
 
-    @door(lambda self, *args, **named: self._drop_call({"image": 1}))
     def figure(self, name: str, value: object, step: int | None = None) -> None:
         """Record a matplotlib figure as an image; it is drawn now, and not closed. See `add_value`."""
         self._add("figure", name, value, step)
 
-    @door(lambda self, *args, **named: self._drop_call({"text": 1}))
     def table(self, name: str, rows: object, step: int | None = None) -> None:
         """Record a list of dicts, column -> value, as a table; see `add_value`."""
         self._add("table", name, rows, step)
 
-    @door(lambda self, *args, **named: self._drop_call({"image": 1}))
     def video(self, name: str, frames: object, step: int | None = None, *, fps: float = 4.0) -> None:
         """Record frames (T, C, H, W), uint8 or in [0, 1], as an animated GIF, which is made now."""
         self._add("video", name, (frames, fps), step)
 
-    @door(lambda self, *args, **named: self._drop_call({"image": 1}))
     def confusion_matrix(
         self, name: str, counts: object, step: int | None = None, *, classes: Sequence[str] | None = None
     ) -> None:
         """Record counts (C, C), actual class by predicted class, as a picture; see `add_value`."""
         self._add("confusion_matrix", name, (counts, classes), step)
 
-    @door(lambda self, *args, **named: self._drop_call({"audio": 1}))
     def audio(self, name: str, samples: object, rate: int, step: int | None = None) -> None:
         """Record a sound (N,) or (C, N), int16 or in [-1, 1], of `rate` samples a second; see `add_value`."""
         self._add("audio", name, (samples, rate), step)
 
-    @door(lambda self, *args, **named: self._drop_call({"pr_curve": 1}))
     def pr_curve(
         self,
         name: str,
@@ -308,7 +277,6 @@ class Recording(abc.ABC):
         """
         self._add("pr_curve", name, (labels, predictions, thresholds), step)
 
-    @door(lambda self, *args, **named: self._drop_call({"alert": 1}))
     def alert(self, title: str, text: str = "", *, level: str = INFO) -> None:
         """Report something about the run at the current step: in alerts.jsonl, and as its level says.
 
@@ -336,18 +304,19 @@ class Recording(abc.ABC):
         if is_elsewhere and self._is_forked:
             self._drop_forked({"alert": 1})
             return
-        recorders = self._recorders()
-        for recorder in recorders:
-            recorder.alert(MESSAGE, self.step, f"{title}: {text}" if text else title, level)
-        if not recorders:
-            self._failures().count(NOT_RECORDED, dropped={"alert": 1})
+        self._report(MESSAGE, f"{title}: {text}" if text else title, level)
+        if not self._recorders():
+            self._count(NOT_RECORDED, {"alert": 1})
 
     def _report_finding(self, cause: str, evidence: str) -> None:
         """Report what a callback has found; any thread may call it."""
-        for recorder in self._recorders():
-            recorder.alert(cause, self.step, evidence, level_of(cause))
+        self._report(cause, evidence, level_of(cause))
 
-    @door(lambda self, plugin, name, value: self._drop_call({plugin.lower(): 1}))
+    def _report(self, cause: str, evidence: str, level: str) -> None:
+        for recorder in self._recorders():
+            if not self._own_guard.done("alerts", recorder.alert, cause, self.step, evidence, level):
+                self._drop({"alert": 1})
+
     def add_value(self, plugin: str, name: str | None, value: object) -> None:
         """Record a value of any plugin, as SummaryRecord does; "scalar" is `log`.
 
@@ -377,13 +346,6 @@ class Recording(abc.ABC):
         else:
             self._add(kind, name, value, None)
 
-    def _drop_value(self, plugin: str, name: str | None, value: object, step: int | None) -> None:
-        """Count the value of a call of `_add` that failed."""
-        kind = RECORDED_AS.get(plugin, plugin)
-        is_repeated = step is None and (kind, name) in self._given.values
-        self._drop_call({kind: 1}, is_repeated=is_repeated)
-
-    @door(_drop_value)
     def _add(self, plugin: str, name: str | None, value: object, step: int | None) -> None:
         """Keep a checked copy of a value until its step ends."""
         is_elsewhere = get_ident() != self._thread
@@ -406,15 +368,6 @@ class Recording(abc.ABC):
         if self._begin_step_of(step, key in held.values, {new.plugin: 1}):
             held.values[key] = new
 
-    def _drop_call(self, values: Mapping[str, int], *, is_repeated: bool = False) -> None:
-        """Count the values of a call that failed by plugin; `is_repeated`: it would have begun a step."""
-        if get_ident() != self._thread and self._is_forked:
-            self._drop_forked(values)
-            return
-        self._failures().drop(values)
-        if is_repeated and get_ident() == self._thread and not (self._is_stepped or self._is_closed):
-            self._go_on()
-
     def _note_kind(self, plugin: str, tag: str) -> None:
         """Warn, once, if a name is used for values of two kinds, because TensorBoard then shows neither."""
         if plugin not in SHOWN_BY_TAG:
@@ -424,12 +377,11 @@ class Recording(abc.ABC):
         kind = self._kinds.setdefault(tag, plugin)
         if kind not in (plugin, SEVERAL):
             self._kinds[tag] = SEVERAL
-            self._failures().count(
+            self._count(
                 f"{tag!r} names values of the kinds {kind} and {plugin}: both are recorded, but TensorBoard "
                 "shows neither; give them different names"
             )
 
-    @check()
     def _begin_step_of(self, step: int | None, is_repeated: bool, counts: Mapping[str, int]) -> bool:
         """Begin the step of new values if it has not begun yet.
 
@@ -448,7 +400,7 @@ class Recording(abc.ABC):
                         f"step must not be before the last step, which is {self.step}, got {step}; give the "
                         "values of a step before those of the next one"
                     )
-                self._failures().count(IN_THE_PAST, dropped=counts)
+                self._count(IN_THE_PAST, counts)
                 return False
         elif is_repeated and not self._is_stepped:
             self._go_on()
@@ -476,13 +428,13 @@ class Recording(abc.ABC):
         if not self._is_forked:
             self._thread = get_ident()
 
-    @check()
     def _drop_forked(self, values: Mapping[str, int]) -> None:
         """In a forked child: count values by plugin as dropped; raises ClosedError if the run is strict."""
-        self._forks.drop(values)
+        self._own_guard.call("forks", self._forks.drop, values)
         if self._strict:
             raise ClosedError(FORKED)
 
+    @guarded()
     def _count_forked(self) -> None:
         """Count what forked children have dropped; they have logged it already."""
         dropped = Counter() if self._is_forked else self._forks.new()
@@ -490,17 +442,36 @@ class Recording(abc.ABC):
             self._failures().health.fail(FORKED, dropped.total())
             self._failures().drop(dropped)
 
-    @check()
     def _is_late(self, is_elsewhere: bool) -> bool:
         """Count a value that another thread gives to a closed run; the loop's thread gets ClosedError."""
         if not is_elsewhere:
             self._require_open()
-        self._failures().count("values that another thread logged after the run was closed are dropped")
+        self._count("values that another thread logged after the run was closed are dropped")
         return True
 
-    @check()
-    def _numbers(self, given: Mapping[str, object]) -> dict[str, Scalar]:
-        """Convert a mapping of names to values; what is not a number is refused."""
+    def _checked(self, given: Mapping[str, object]) -> dict[str, Scalar] | None:
+        """The numbers of a call of `log`, whose names are remembered; None if they could not be converted."""
+        new = self._numbers(given)
+        if self._strict and not self._callbacks.callbacks:
+            raise InvalidValueError(NOT_RECORDED)
+        known = self._known_names
+        if len(known) > MAX_KNOWN_NAMES:
+            known.clear()
+        for tag in (new or {}).keys() - known:
+            self._note_kind("scalar", tag)
+        known.update(new or {})
+        return new
+
+    def _numbers(self, given: Mapping[str, object]) -> dict[str, Scalar] | None:
+        """Convert a mapping of names to values; None if that failed: then all are counted as dropped."""
+        numbers = self._converted(given)
+        if numbers is None:
+            self._drop({"scalar": len(given)})
+        return numbers
+
+    @guarded(DistSummaryError)
+    def _converted(self, given: Mapping[str, object]) -> dict[str, Scalar]:
+        """The numbers of a mapping; what is not a number is refused."""
         numbers: dict[str, Scalar] = {}
         known = self._known_names
         for name, value in _flat(given):
@@ -524,7 +495,7 @@ class Recording(abc.ABC):
             numbers[name] = number
         return numbers
 
-    @check()
+    @guarded(DistSummaryError)
     def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
         """A checked copy of a value; None if it is refused."""
         recorders = self._recorders()
@@ -534,15 +505,14 @@ class Recording(abc.ABC):
             self._failures().count(NOT_RECORDED, dropped={plugin: 1})
             return None
         try:
-            return recorders[0].snapshot(plugin, name, value)
+            with self._step_context.within(RECORDING):
+                return recorders[0].snapshot(plugin, name, value)
         except Exception as error:
             self._refuse(plugin, name, error)
             return None
 
     def _refuse(self, plugin: str, name: str | None, error: Exception) -> None:
         """Count a value that cannot be recorded; if the run is strict, raise an error of distsummary."""
-        if passes(error, is_door=False):
-            raise error
         reason = str(error)
         # The errors of distsummary name the value themselves.
         if not isinstance(error, DistSummaryError):
@@ -573,39 +543,40 @@ class Recording(abc.ABC):
         recorder = at_steps[0].recorder if len(at_steps) == 1 else None
         return NoRecorder(-math.inf, self._own_failures) if recorder is None else recorder
 
-    def _drop_ended(self, *args: object, **named: object) -> None:
-        """Count the values that a step, or an epoch, could not record."""
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            counts = Counter(value.plugin for value in ended[1])
-            # The times that the run adds to a step are no values of the user's.
-            counts["scalar"] += sum(not tag.startswith(TIMES) for tag in ended[0])
-            self._failures().drop(counts)
+    @guarded()
+    def _count(self, reason: str, dropped: Mapping[str, int] = NONE) -> None:
+        """Count a failure, and the values that it costs, by plugin."""
+        self._failures().count(reason, dropped=dropped)
 
-    @door(_drop_ended)
+    @guarded()
+    def _drop(self, values: Mapping[str, int]) -> None:
+        """Count values by plugin that a failure costs which was counted."""
+        self._failures().drop(values)
+
     def _record_given(self) -> None:
         """Record the values given since the last step ended, at that step."""
-        self._ended = logged, values = self._given.take()
-        try:
-            for recorder in self._recorders():
-                recorder.record(self.step, logged, values)
-        except BaseException as error:
-            self._leave_after(error)
-            raise
-        self._ended = None
+        logged, values = self._given.take()
+        for recorder in self._recorders():
+            self._record(recorder, logged, values)
         self._check_finite(logged)
 
-    def _leave_after(self, error: BaseException) -> None:
-        """Leave the run if an exception reaches the user's code."""
-        if not isinstance(error, Exception) or passes(error, is_door=False):
+    def _record(
+        self, recorder: Recorder | NoRecorder, logged: dict[str, Scalar], values: Sequence[Value]
+    ) -> None:
+        """Have the values of a step recorded; leaves the run with an exception that passes."""
+        try:
+            if not self._own_guard.done("recording", recorder.record, self.step, logged, values):
+                self._drop(counted(logged, values))
+        except BaseException as error:
             self._leave(error)
+            raise
 
     def _check_finite(self, logged: Mapping[str, Scalar]) -> None:
         """Look for NaN among numbers that were recorded; leaves the run if they have to stop the training."""
         try:
-            self._finite.look(self.step, logged)
+            self._own_guard.call("the search for NaN", self._finite.look, self.step, logged)
         except BaseException as error:
-            self._leave_after(error)
+            self._leave(error)
             raise
 
 

@@ -1,4 +1,8 @@
-"""Run: counts and measures the steps of a training loop that the user writes, and drives callbacks."""
+"""Run: counts and measures the steps of a training loop that the user writes, and drives callbacks.
+
+It is a part of the training, and calls hooks of users: what records, measures or checks a step is called by
+its guard, and the rest is outside of it.
+"""
 
 import atexit
 import contextlib
@@ -15,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 from distsummary.base.at_exit import close_at_exit, is_closed, process_error
 from distsummary.base.checks import check_int, check_type
-from distsummary.base.guard import Guard, calls_user, check, door
+from distsummary.base.guard import guarded
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
@@ -33,7 +37,7 @@ from distsummary.training.finite import LARGEST, LOWEST, WARN
 from distsummary.training.recorder import NoRecorder, Recorder
 from distsummary.training.recording import Recording
 from distsummary.training.rest import Rest
-from distsummary.training.timing.phases import DATA, EVALUATION, FORWARD, RECORDING, REST, Phases
+from distsummary.training.timing.phases import DATA, EVALUATION, FORWARD, REST, Phases
 from distsummary.training.values import Scalar
 
 logger = logging.getLogger(__name__)
@@ -49,16 +53,14 @@ BY_LOG = object()  # the value of `Run._opener` during a step that `log` began
 class ManualStep:
     """Context manager for a step that `Run.next_step` began; leaving the `with` block ends the step."""
 
-    __slots__ = ("_end", "_own_guard")
+    __slots__ = ("_end",)
 
-    def __init__(self, end: Callable[["ManualStep"], None], guard: Guard) -> None:
-        self._end, self._own_guard = end, guard
+    def __init__(self, end: Callable[["ManualStep"], None]) -> None:
+        self._end = end
 
-    @door()
     def __enter__(self) -> None:
         pass
 
-    @door(lambda self, *error: self._end(self))
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -164,8 +166,8 @@ class Run(Recording):
         self._recorder: Recorder | NoRecorder = NoRecorder(-math.inf, self._own_failures)
         self._error: BaseException | None = None  # the next call raises it
         self._is_training = self._is_ended = False
-        self._is_epoch_counted = self._is_epoch_begun = False
-        self._in_epochs = self._is_evaluating = self._is_guarded = False
+        self._is_epoch_begun = False
+        self._in_epochs = self._is_evaluating = self._is_registered = False
         self._pid = os.getpid()
         self._phases: Phases | None = None  # measured from two ranks on, to find the one that is slow
         self._measured: list[Any] = []  # what reports to them from torch
@@ -191,7 +193,6 @@ class Run(Recording):
         """The context that is passed to the training's hooks."""
         return self._context
 
-    @door(lambda self, count: self._epochs(count))
     def epochs(self, count: int) -> Iterator[int]:
         """Yields the numbers of the epochs still to do, up to `count` - 1; the first epoch is 0.
 
@@ -205,7 +206,6 @@ class Run(Recording):
         self._params.epoch_num = count
         return self._epochs(count)
 
-    @calls_user
     def _epochs(self, count: int) -> Iterator[int]:
         params = self._params
         while True:
@@ -219,16 +219,6 @@ class Run(Recording):
             yield params["cur_epoch_num"] - 1
         self._in_epochs = False
 
-    def _steps_all_the_same(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Iterator[Any]:
-        """Begin what a call of `steps` that failed has not begun, and iterate."""
-        whole, done = (loader.loader, loader.steps) if isinstance(loader, Rest) else (loader, 0)
-        if not self._is_epoch_begun or self._params["train_dataset"] is not whole:
-            self._begin_epoch(whole, done=done)
-        if loader is ENDLESS:
-            loader = itertools.count(self.step * accumulate)
-        return self._steps(loader, accumulate, self._context.is_stop_requested)
-
-    @door(_steps_all_the_same)
     def steps(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Iterator[Any]:
         """Iterate over the batches of a loader, one step for each; outside `epochs()` each call is one epoch.
 
@@ -253,7 +243,6 @@ class Run(Recording):
         self._record_pending()
         return self._steps(loader, accumulate, was_stopped)
 
-    @calls_user
     def _steps(self, loader: Iterable[Any], accumulate: int, may_stop: bool) -> Iterator[Any]:
         """Yield the batches; before each step's first batch, end the previous step and begin the new one.
 
@@ -334,16 +323,6 @@ class Run(Recording):
         if not self._in_epochs:
             self._settle_epoch()
 
-    def _next_step_all_the_same(
-        self, *, began_s: float | None = None
-    ) -> contextlib.AbstractContextManager[None]:
-        """Begin the step that a call of `next_step` which failed has not begun."""
-        if isinstance(self._opener, ManualStep):
-            self._end_step(self._clock(), is_whole=True)
-        self._settle_step()
-        return self._begin_step(ManualStep(self._end_manual_step, self._own_guard))
-
-    @door(_next_step_all_the_same)
     def next_step(self, *, began_s: float | None = None) -> contextlib.AbstractContextManager[None]:
         """End the current step, if any, and begin a new one.
 
@@ -364,13 +343,11 @@ class Run(Recording):
         if not self._is_epoch_begun:
             self._begin_epoch(())
         self._record_pending()
-        # Last: whatever fails in it, the step has begun, and the fallback must not begin another one.
-        step = self._begin_step(ManualStep(self._end_manual_step, self._own_guard))
+        step = self._begin_step(ManualStep(self._end_manual_step))
         if began_s is not None:
             self._body_start_s = began_s
         return step
 
-    @check()
     def _refuse_in_evaluation(self, method: str) -> None:
         if self._is_evaluating:
             raise InvalidValueError(
@@ -382,7 +359,6 @@ class Run(Recording):
         if self._opener is step and os.getpid() == self._pid:
             self._end_step(self._clock(), is_whole=True)
 
-    @check()
     def _go_to(self, step: int, *, has_values: bool) -> bool:
         if self._opener not in (None, BY_LOG) and not isinstance(self._opener, ManualStep):
             raise InvalidValueError(
@@ -404,7 +380,6 @@ class Run(Recording):
         self._begin_step_by_log(self.step + 1)
 
     @contextlib.contextmanager
-    @calls_user
     def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
         """Begin an evaluation; its metrics become lineage and scalars `eval/<name>` of the current step.
 
@@ -426,10 +401,9 @@ class Run(Recording):
         # An evaluation is not part of the step's time.
         self._body_start_s += self._clock() - started_s
 
-    @door(lambda self, dataset: EvaluationRun(self._call, self._numbers, self._own_guard, self._step_context))
     def _begin_evaluation(self, dataset: Iterable[Any] | None) -> EvaluationRun:
         self._require_open()
-        evaluation = EvaluationRun(self._call, self._numbers, self._own_guard, self._step_context)
+        evaluation = EvaluationRun(self._call, self._numbers, self._step_context)
         described = evaluation_params(
             dataset, callbacks=self._callbacks, topology=self.topology, train=self._params
         )
@@ -438,9 +412,8 @@ class Run(Recording):
         evaluation.call("on_eval_begin", "on_eval_epoch_begin")
         return evaluation
 
-    @door()
     def _end_evaluation(self, evaluation: EvaluationRun) -> None:
-        results = evaluation.settle()
+        results = self._own_guard.call("the metrics", evaluation.settle) or {}
         evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params |= results
         self._check_finite(evaluation.logged)
@@ -456,7 +429,6 @@ class Run(Recording):
         self._recorder = NoRecorder(math.inf, self._own_failures)
         self._phases = None
 
-    @door(lambda self: self._leave(None), again=True)
     def close(self) -> None:
         """End the step, the epoch and the training, and exit the callbacks; a second call does nothing."""
         if os.getpid() != self._pid:
@@ -474,17 +446,15 @@ class Run(Recording):
                 self._begin_epoch(())
         self._settle_epoch()
         if self._is_training and not self._is_ended:
-            self._ended = given = self._given.take()
+            given = self._given.take()
             self._call("on_train_end", given=given)
             self._check_finite(given[0])
         self._leave(None)
 
-    @door(lambda self: self)
     def __enter__(self) -> Self:
         self._require_open()
         return self
 
-    @door(again=True)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -496,16 +466,14 @@ class Run(Recording):
                 self._error = None
             self._leave(error)
 
-    @door(again=True)
     def _begin_epoch(self, loader: object, steps: int = 0, *, done: int = 0) -> None:
         """Begin an epoch of `steps` steps (0: unknown), of which `done` were made before this training."""
         if self._in_epochs:
             self._settle_step()
-        # Outside of `epochs`, this begins a new epoch, unless a first try that failed has counted it.
-        elif self._is_epoch_begun or not self._is_epoch_counted:
+        # Outside of `epochs`, this begins a new epoch.
+        else:
             self._settle_epoch()
-            epoch = self.epoch + 1
-            self._params["cur_epoch_num"], self._is_epoch_counted = epoch, True
+            self._params["cur_epoch_num"] = epoch = self.epoch + 1
             self._params.epoch_num = max(self._params.epoch_num, epoch)
         self._params |= {"batch_num": steps, "train_dataset": loader}
         if not self._is_training:
@@ -514,18 +482,16 @@ class Run(Recording):
             self._steps_before_epoch = self.step - done
             self._call("on_train_epoch_begin")
 
-    @door(again=True)
     def _begin_training(self) -> None:
         self._enter()
-        if not self._is_training:
-            self._call("on_train_begin")
+        self._call("on_train_begin")
         # Looked up only now, because entering the callbacks may replace some of them by others.
         self._recorder = self._recorder_of_steps()
         # Phases serve to find the rank that is slow: a single rank has none to be compared with.
         if self.topology.world_size > 1 and self._phases is None:
             self._measure_phases()
 
-    @door()
+    @guarded()
     def _measure_phases(self) -> None:
         """From now on, measure the phases of each step; those of a torch model, too."""
         self._step_context.phases = phases = self._phases = Phases(failures=self._counted)
@@ -554,14 +520,6 @@ class Run(Recording):
 
             self._measured.append(TorchWaits(phases))
 
-    def _begin_step_all_the_same(self, opener: Opener) -> Opener:
-        """Make sure that a step which could not begin in order is counted."""
-        if self._opener is not opener:
-            self._params["cur_step_num"], self._opener = self._params["cur_step_num"] + 1, opener
-        self._body_start_s = self._clock()
-        return opener
-
-    @door(_begin_step_all_the_same)
     def _begin_step(self, opener: Opener) -> Opener:
         """Begin a step that has no batch; returns what began it."""
         step = self._params["cur_step_num"] + 1
@@ -577,20 +535,6 @@ class Run(Recording):
         self._body_start_s = self._clock()
         return opener
 
-    @check()
-    def _snapshot(self, plugin: str, name: str | None, value: object) -> Value | None:
-        with self._step_context.within(RECORDING):
-            return super()._snapshot(plugin, name, value)
-
-    def _begin_step_by_log_all_the_same(self, step: int, *, with_pending: bool = False) -> None:
-        """Begin the step that `_begin_step_by_log`, which failed, has not begun."""
-        self._settle_step()
-        if not self._is_epoch_begun:
-            self._begin_epoch(())
-        self._params["cur_step_num"] = step - 1
-        self._begin_step(BY_LOG)
-
-    @door(_begin_step_by_log_all_the_same)
     def _begin_step_by_log(self, step: int, *, with_pending: bool = False) -> None:
         """End the current step and begin `step`; if `with_pending`, the values logged so far go to `step`."""
         self._settle_step()
@@ -599,27 +543,8 @@ class Run(Recording):
         if not with_pending:
             self._record_pending()
         self._params["cur_step_num"] = step - 1
-        # Last: whatever fails in it, the step has begun, and the fallback must not begin it again.
         self._begin_step(BY_LOG)
 
-    def _end_step_all_the_same(self, ended_s: float | None, *, is_whole: bool = False) -> None:
-        """End a step that could not end in order: what was not recorded of its values is dropped."""
-        # If a step is still open, `_end_step` has failed before it took the values.
-        if self._opener is not None:
-            self._ended, self._opener = self._given.take(), None
-        if self._phases is not None:
-            self._phases.end_step(self.step)
-        if self._ended is None:
-            return
-        if not (any(self._ended) or is_whole):
-            self._ended = None
-            self._params["cur_step_num"] -= 1
-            return
-        self._drop_ended()
-        if self._params["cur_step_num"] >= self._recorder.plain_before:
-            self._call("on_train_step_end", given=({}, ()))
-
-    @door(_end_step_all_the_same)
     def _end_step(self, ended_s: float | None, *, is_whole: bool = False) -> None:
         """End the current step; a step that was left early (not `is_whole`) without logging does not count.
 
@@ -631,16 +556,14 @@ class Run(Recording):
             given.gather()
         logged = given.numbers
         values: Sequence[Value] = given.take_values() if given.values else ()
-        # Until they are recorded, `_ended` holds the values: if this fails, they are counted as dropped.
-        self._ended, given.numbers, self._opener = (logged, values), {}, None
+        given.numbers, self._opener = {}, None
         if not logged and not values and not is_whole:
             params["cur_step_num"] -= 1
-            self._ended = None
             return
         # If the body ended at an unknown time, the step has no times, and the model may have changed since.
         if ended_s is None:
             if self._phases is not None:
-                found = self._phases.end_step(params["cur_step_num"])
+                found = self._phases.end_step(params["cur_step_num"]) or {}
                 # The phases of any other step would contain what came after its loop.
                 if opener is BY_LOG:
                     logged.update(found)
@@ -663,7 +586,7 @@ class Run(Recording):
             logged[DATA_WAIT_MS] = 1e3 * waited_s
         step = params["cur_step_num"]
         if self._phases is not None:
-            found = self._phases.end_step(step)
+            found = self._phases.end_step(step) or {}
             if is_timed:
                 logged.update(found)
         # A quick check of all numbers: with a NaN or an infinity, their sum is not in this range.
@@ -673,16 +596,13 @@ class Run(Recording):
             # A number is still on its device.
             is_finite = False
         if not is_finite:
-            logged.update(self._finite.input_of(params["train_dataset_element"], logged))
+            batch = params["train_dataset_element"]
+            of_input = self._own_guard.call("the search for NaN", self._finite.input_of, batch, logged)
+            logged.update(of_input or {})
         recorder, seen = self._recorder, len(logged)
         # At most steps, the recorder takes the values at once, and no hooks are called.
         if step < recorder.plain_before:
-            try:
-                recorder.record(step, logged, values)
-            except BaseException as error:
-                self._leave_after(error)
-                raise
-            self._ended = None
+            self._record(recorder, logged, values)
         else:
             self._call("on_train_step_end", given=(logged, values))
         # Checked one by one if the quick check failed, if operators added numbers, or if an error is due.
@@ -704,24 +624,21 @@ class Run(Recording):
         if self._given and self._recorders() and not self.step == self._initial_step > 0:
             self._record_given()
 
-    @door(Recording._drop_ended)
     def _settle_epoch(self) -> None:
         if self._is_closed:
             return
         self._settle_step()
         if self._phases is not None:
             self._phases.is_in_loop = False
-        self._is_epoch_counted = False
         if self._is_epoch_begun:
             self._is_epoch_begun = False
-            self._ended = given = self._given.take()
+            given = self._given.take()
             self._call("on_train_epoch_end", given=given)
             self._check_finite(given[0])
             # The results of an evaluation are those of its epoch, and must not appear in the next one.
             for name in ("metrics", "eval_results"):
                 self._params.pop(name, None)
 
-    @calls_user
     def _call(
         self,
         hook: str,
@@ -736,7 +653,6 @@ class Run(Recording):
         params = self._params
         if given is not None:
             self._step_context.logged, self._step_context.values = given
-            self._ended = None
         params["step_in_epoch"] = params["cur_step_num"] - self._steps_before_epoch
         if hook == "on_train_begin":
             self._is_training = True
@@ -753,27 +669,27 @@ class Run(Recording):
             self._finite.is_over = True
             self._leave(error)
             raise
-        if not self._is_guarded:
+        if not self._is_registered:
             # Only now: the first hook of the callbacks has opened writers, which are closed after this run.
-            self._is_guarded = True
+            self._is_registered = True
             close_at_exit(self._close_at_exit)
 
     def _enter(self) -> None:
         if not self._callbacks.is_entered:
             self._callbacks.__enter__()
 
-    @door(again=True)
     def _leave(self, error: BaseException | None) -> None:
         if os.getpid() != self._pid:
             return
         if not self._is_closed:
             # What forked children dropped is counted while the run is open, in the health of its recorder.
-            self._own_guard.call("forks", self._count_forked)
+            self._count_forked()
             self._is_closed = True
             for measured in (*self._measured, self._phases):
                 if measured is not None:
                     self._own_guard.call("phases", measured.close)
-            self._end_last_step(error)
+            self._own_guard.call("the exit", is_closed, self._close_at_exit)
+            self._end_last_step()
         # Callbacks are exited once; those that were never entered only free what they hold.
         if self._callbacks.is_entered:
             self._callbacks.__exit__(
@@ -783,11 +699,9 @@ class Run(Recording):
             for callback in self._callbacks.callbacks:
                 self._own_guard.call("closing", callback.discard)
 
-    @door(Recording._drop_ended)
-    def _end_last_step(self, error: BaseException | None) -> None:
+    def _end_last_step(self) -> None:
         """Give the callbacks the values of a step that an error ended."""
-        is_closed(self._close_at_exit)
-        self._ended = logged, values = self._given.take()
+        logged, values = self._given.take()
         has_values = bool(logged or values)
         if self._opener is not None and not has_values:
             self._params.cur_step_num -= 1
@@ -796,30 +710,27 @@ class Run(Recording):
         if has_values:
             # The run ends anyway: the numbers are reported, but raise nothing.
             with contextlib.suppress(NonFiniteError):
-                self._finite.look(self.step, logged)
+                self._own_guard.call("the search for NaN", self._finite.look, self.step, logged)
             # If a training has begun, the callbacks find the values in `__exit__`.
             if self._is_training:
                 self._step_context.logged, self._step_context.values = logged, values
             else:
                 for recorder in self._recorders():
-                    recorder.record(self.step, logged, values)
-        self._ended = None
+                    self._record(recorder, logged, values)
 
     def __del__(self) -> None:
         """Close, in a thread, a run that nothing refers to any more, such as one that an exception left."""
-        if getattr(self, "_is_guarded", False) and not self._is_closed and os.getpid() == self._pid:
+        if getattr(self, "_is_registered", False) and not self._is_closed and os.getpid() == self._pid:
             # While the interpreter is ending, no thread can be started.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._close_at_exit, name="distsummary-end", daemon=True).start()
 
-    @door()
     def _close_at_exit(self) -> None:
         if (error := process_error()) is not None:
             self._leave(error)
         else:
             self.close()
 
-    @calls_user
     def _raise_kept(self) -> None:
         """Raise the exception that a callback raised where no caller could catch it."""
         if self._error is not None:
@@ -827,7 +738,6 @@ class Run(Recording):
             atexit.unregister(self._raise_kept)
             raise error
 
-    @check()
     def _require_open(self) -> None:
         if self._error is not None:
             self._raise_kept()

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from distsummary.base.checks import check_text, check_type
-from distsummary.base.guard import check
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.base import Computed, Pending, framework_of, spec_of
@@ -89,7 +88,6 @@ def refuse_sparse(name: str, tensor: Any, instead: str = "") -> None:
         )
 
 
-@check()
 def check_named(method: str, values: object) -> Mapping[str, object]:
     """Return `values` if it is a mapping, else raise InvalidTypeError that shows how to call `method`."""
     if not isinstance(values, Mapping):
@@ -100,7 +98,6 @@ def check_named(method: str, values: object) -> Mapping[str, object]:
     return values
 
 
-@check()
 def scalars(given: object) -> dict[str, Scalar]:
     """Check and convert a mapping of names to logged values; raises what `scalar` and `check_tag` raise."""
     check_type("values", given, Mapping)

@@ -55,7 +55,7 @@ def run_level(level: str, root: Path, options: argparse.Namespace) -> Verdict:
         case "guard":
             from tests.torture.guard import torture_guard
 
-            return torture_guard(root, options.faults)
+            return torture_guard(root, options.faults, options.seed)
         case "fuzz":
             return fuzz(root, options.seed, options.seconds, options.mutants, options.files)
     from tests.torture.peers import kill_peer

@@ -28,6 +28,7 @@ TIMEOUT_S = 1800
 def torture_guard(
     state: Path,
     faults: int,
+    seed: int,
     kinds: Sequence[str] = (*TRAININGS, *SHORT),
     *,
     steps: int = STEPS,
@@ -40,7 +41,7 @@ def torture_guard(
     while sum(one["injected"] for one in known) < faults:
         done = [one["variant"] for one in known]
         kind = min(kinds, key=lambda name: (done.count(name), kinds.index(name)))
-        for one in _train(kind, state, done.count(kind), short_runs if kind in SHORT else steps):
+        for one in _train(kind, state, done.count(kind), seed, short_runs if kind in SHORT else steps):
             known.append(one)
             with results.open("a") as file:
                 file.write(json.dumps(one) + "\n")
@@ -57,7 +58,7 @@ def torture_guard(
     return verdict
 
 
-def _train(kind: str, state: Path, number: int, steps: int) -> list[dict[str, Any]]:
+def _train(kind: str, state: Path, number: int, seed: int, steps: int) -> list[dict[str, Any]]:
     """The results of one training; those of its ranks count as one each."""
     place, ranks = state / f"{kind}-{number}", 2 if kind == "ddp" else 1
     with socket.socket() as free:
@@ -68,7 +69,7 @@ def _train(kind: str, state: Path, number: int, steps: int) -> list[dict[str, An
         seen = state / f"{kind}-{rank}.json"
         command = [
             sys.executable, "-m", "tests.torture.guard_rank", kind, str(place), "--seen", str(seen),
-            "--steps", str(steps), "--phase", str(number % 5),
+            "--steps", str(steps), "--phase", str(number % 5), "--seed", str(seed),
         ]  # fmt: skip
         group = {
             "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2",

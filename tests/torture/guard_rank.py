@@ -2,8 +2,8 @@
 
 A trace function raises at the lines of our code in turn: at the entry of each function and at each line that
 the training thread reaches, in every fifth step, until all lines that were reached had one; then again from
-the beginning. Exempt are guard.py and the functions that do nothing but call the user's code. Garbage with
-cycles is collected all the time.
+the beginning. Exempt are the guard itself, and what drives the training outside of it. Garbage with cycles is
+collected all the time.
 
 The losses of the training have to be those of the same training without distsummary, bit for bit. The last
 line printed is JSON.
@@ -15,10 +15,11 @@ import gc
 import json
 import logging
 import os
+import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -33,21 +34,34 @@ from distsummary.frameworks import torch_hook
 
 PACKAGE = os.path.dirname(ds.__file__) + os.sep
 EVERY = 5  # a fault in every fifth step
-# The doors themselves; and code of ours that trains, rather than recording a training.
-EXEMPT = {guard.__file__, torch_hook.__file__, ds.summary.__file__} | {
+LEFT_OUT = 0.3  # of the sites, each time that they are reached
+GUARDS = {guard.__file__, torch_hook.__file__}
+# The guards themselves; and code of ours that trains, rather than recording a training.
+EXEMPT = (
+    GUARDS
+    | {ds.summary.__file__}
+    | {
+        PACKAGE + name
+        for name in (
+            "model/model.py",
+            "model/torch_steps.py",
+            "training/rest.py",
+            "training/learning_rate.py",
+        )
+    }
+)
+# What counts steps, checks arguments and calls hooks: of it, only what a guard calls.
+DRIVERS = {
     PACKAGE + name
     for name in (
-        "model/model.py",
-        "model/torch_steps.py",
-        "training/rest.py",
-        "training/learning_rate.py",
+        "base/checks.py", "collect/older_order.py", "collect/record.py", "model/model_run.py",
+        "training/callbacks.py", "training/evaluation.py", "training/given.py", "training/recording.py",
+        "training/run.py", "training/step_context.py", "training/values.py",
     )
-}
-CALLBACKS = PACKAGE + "training/callbacks.py"  # whose class Callback has hooks that do nothing
-MENDED = "collect/record.py", "SummaryRecord.scalars"  # in its quick way, after which the slow one is taken
-# The doors of torch: a look at the thread, guarded calls of ours, and the call of torch.
+}  # fmt: skip
+# Calls of torch that are measured: a look at the thread, calls of ours, and the call of torch.
 WAITS = PACKAGE + "training/timing/torch_waits.py"
-DOORS_OF_TORCH = {
+MEASURED = {
     "_method.<locals>.method",
     "_Call.__call__",
     "_Engine.run_backward",
@@ -65,7 +79,7 @@ class Injected(Exception):
 
 
 class InjectedValueError(InvalidValueError, Injected):
-    """The same, of a class that doors raise on purpose."""
+    """The same, of a class that some guarded methods raise on purpose."""
 
 
 class InjectedDirError(RunDirError, Injected):
@@ -89,23 +103,28 @@ class Faults:
 
     Args:
         seen: the sites that had their fault in earlier trainings.
+        phase: of EVERY steps, which has a fault.
+        seed: by it, some sites are left out at first, so that further ones are reached.
     """
 
-    def __init__(self, seen: set[Site]) -> None:
-        self.seen = seen
+    def __init__(self, seen: set[Site], phase: int, seed: str) -> None:
+        self.seen, self._phase = seen, phase
+        self._chance = random.Random(seed)
         self.injected: list[Site] = []
         self.special: set[int] = set()  # numbers of faults that also are of a class which our code may handle
         self.is_armed = False
-        self.is_on = True
-        self.phase = EVERY - 1
         # Held here: CPython 3.11 forgets a trace function that raises, also if garbage is collected, in whose
         # callbacks it raises, while it is about to be called for another frame.
         self._global, self._local = self._trace, self._trace_lines
 
     def arm(self) -> None:
         """Raise once, as soon as a site is reached."""
-        self.is_armed = self.is_on
-        sys.settrace(self._global if self.is_on else None)
+        self.is_armed = True
+        sys.settrace(self._global)
+
+    def at(self, number: int) -> None:
+        """Raise once in a step that is to have a fault; the first has none, as it opens the files."""
+        (self.arm if number and number % EVERY == self._phase else self.rest)()
 
     def rest(self) -> None:
         """Raise nothing."""
@@ -113,7 +132,7 @@ class Faults:
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not self.is_armed or not _is_ours(frame.f_code):
+        if not self.is_armed or not _is_ours(frame):
             return None
         self._raise_at(frame, "call")
         return self._local
@@ -126,35 +145,39 @@ class Faults:
     def _raise_at(self, frame: FrameType, event: str) -> None:
         code = frame.f_code
         site = (code.co_filename.removeprefix(PACKAGE), code.co_qualname, frame.f_lineno, event)
-        if site in self.seen:
+        if site in self.seen or self._chance.random() < LEFT_OUT:
             return
         self.seen.add(site)
         self.injected.append(site)
         self.is_armed = False
-        kind: type[Exception] = Injected
-        if len(self.injected) % 3 == 0 and not _is_checking(frame):
-            kind = InjectedValueError if len(self.injected) % 2 else InjectedDirError
+        kind: type[Exception] = InjectedValueError if len(self.injected) % 2 else InjectedDirError
+        if len(self.injected) % 3 or _pass(kind, frame):
+            kind = Injected
         if kind is not Injected:
             self.special.add(len(self.injected))
         raise kind(f"fault {len(self.injected)} of the fuzz")
 
 
-def _is_ours(code: CodeType) -> bool:
-    name = code.co_filename
-    if name == WAITS and code.co_qualname in DOORS_OF_TORCH:
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a frame belongs to code that a guard protects, or has to."""
+    name, function = frame.f_code.co_filename, frame.f_code.co_qualname
+    if not name.startswith(PACKAGE) or name in EXEMPT or (name == WAITS and function in MEASURED):
         return False
-    if name == CALLBACKS and code.co_qualname.startswith("Callback."):
-        return False
-    return name.startswith(PACKAGE) and name not in EXEMPT and not guard.calls_users(code)
+    return name not in DRIVERS or _guard_of(frame) is not None
 
 
-def _is_checking(frame: FrameType | None) -> bool:
-    """Whether a frame or one of its callers checks arguments, where an error of ours would be meant."""
-    while frame is not None:
-        if guard.raises_on_purpose(frame.f_code):
-            return True
+def _guard_of(frame: FrameType | None) -> FrameType | None:
+    """The innermost call of a guard that a frame is in."""
+    while frame is not None and frame.f_code.co_filename not in GUARDS:
         frame = frame.f_back
-    return False
+    return frame
+
+
+def _pass(kind: type[Exception], frame: FrameType) -> bool:
+    """Whether the guard of a frame lets exceptions of a kind pass."""
+    found = _guard_of(frame)
+    passing = {} if found is None else found.f_locals
+    return issubclass(kind, passing.get("passes", passing.get("passing", ())))
 
 
 class Net(nn.Module):
@@ -303,13 +326,8 @@ def _run(task: Task, place: Path, faults: Faults, loop: Any, **options: Any) -> 
         "quiet": True,
         "system_metrics": False,
     } | options
-    run = ds.init(place, **options)
-
-    def arm(number: int) -> None:
-        (faults.arm if number % EVERY == faults.phase else faults.rest)()
-
-    with run:
-        loop(run, task, arm)
+    with ds.init(place, **options) as run:
+        loop(run, task, faults.at)
         faults.rest()
     return [run.health()]
 
@@ -323,7 +341,7 @@ def _variant(name: str, task: Task, place: Path, faults: Faults, more: dict[str,
         return _model(task, place, faults)
     if name == "record":
         with ds.SummaryRecord(place, export_options={"tensor_format": "npy"}, network=task.model) as made:
-            record(made, task, lambda n: (faults.arm if n % EVERY == faults.phase else faults.rest)())
+            record(made, task, faults.at)
             faults.rest()
         return [made.health()]
     options: dict[str, Any] = {
@@ -360,8 +378,7 @@ def _model(task: Task, place: Path, faults: Faults) -> list[Health]:
 
         def on_train_step_begin(self, run_context: Any) -> None:
             faults.rest()  # what this callback itself reads
-            number = run_context.original_args().cur_step_num
-            (faults.arm if number % EVERY == faults.phase else faults.rest)()
+            faults.at(run_context.original_args().cur_step_num)
 
         def on_train_step_end(self, run_context: Any) -> None:
             faults.rest()
@@ -369,64 +386,20 @@ def _model(task: Task, place: Path, faults: Faults) -> list[Health]:
 
     collector = ds.SummaryCollector(place, collect_freq=5)
     model = ds.Model(task.model, nn.CrossEntropyLoss(), task.optimizer, metrics={"acc"})
-    callbacks = [Steps(), collector, ds.LossMonitor(10**6), ds.TimeMonitor()] if faults.is_on else [Steps()]
+    callbacks = [Steps(), collector, ds.LossMonitor(10**6), ds.TimeMonitor()]
     model.train(1, task.batches, callbacks=callbacks, dataset_sink_mode=False)
     faults.rest()
     return [collector.health()]
 
 
-class Without:
-    """Stands for a run, and does nothing."""
-
-    def steps(self, batches: Any, accumulate: int = 1) -> Any:
-        """The batches."""
-        return iter(batches)
-
-    def epochs(self, count: int) -> Any:
-        """The numbers."""
-        return range(count)
-
-    @contextlib.contextmanager
-    def next_step(self) -> Iterator[None]:
-        """A step."""
-        yield
-
-    @contextlib.contextmanager
-    def eval(self) -> Iterator["Without"]:
-        """An evaluation."""
-        yield self
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **named: None
-
-
-def _reference(name: str, task: Task, place: Path) -> list[float]:
+def _reference(name: str, task: Task) -> list[float]:
     """The losses of a training without distsummary."""
-    off = Faults(set())
-    off.is_on = False
-    if name == "model":
-        _model_without(task)
-        return task.losses
-    callback = Ours(task) if name == "callbacks" else None
-    loop = {"next_step": next_step, "log_only": log_only, "kinds": kinds, "record": record}.get(name, plain)
-
-    def arm(number: int) -> None:
-        if callback is not None and number:
+    callback = Ours(task)
+    for number, batch in enumerate(task.batches):
+        task.step(batch, is_whole=name != "kinds" or number % 2 == 1)
+        if name == "callbacks":
             callback.on_train_step_end(None)
-
-    loop(Without(), task, arm)
     return task.losses
-
-
-def _model_without(task: Task) -> None:
-    loss_fn = nn.CrossEntropyLoss()
-    task.model.train()
-    for x, y in task.batches:
-        task.optimizer.zero_grad()
-        loss = loss_fn(task.model(x), y)
-        loss.backward()
-        task.optimizer.step()
-        task.losses.append(float(loss.detach()))
 
 
 def _task(name: str, steps: int, rank: int) -> Task:
@@ -486,13 +459,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seen", type=Path, required=True, help="the sites that had a fault; written again")
     parser.add_argument("--phase", type=int, default=4, help="of five steps, which has a fault")
+    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threshold", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     known = json.loads(options.seen.read_text()) if options.seen.exists() else []
-    faults = Faults({(file, name, line, event) for file, name, line, event in known})
-    faults.phase = options.phase
+    seen = {(file, name, line, event) for file, name, line, event in known}
+    faults = Faults(seen, options.phase, f"{options.seed} {options.place.name}")
     logging.getLogger("distsummary").addHandler(logged := Logged())
     name, place = options.variant, options.place
     rank, more = int(os.environ.get("RANK", "0")), {}
@@ -516,7 +490,7 @@ def main() -> int:
             if len(faults.injected) == before:  # each site has had its fault
                 break
     else:
-        expected = _reference(name, _task(name, options.steps, rank), place)
+        expected = _reference(name, _task(name, options.steps, rank))
         gc.set_threshold(options.threshold)
         task = _task(name, options.steps, rank)
         try:
@@ -531,10 +505,7 @@ def main() -> int:
     sys.settrace(None)
     reasons = "\n".join([*logged.messages, *(why for health in healths for why in health.errors)])
     numbers = range(1, len(faults.injected) + 1)
-    counted = [
-        number in faults.special or f"fault {number} of the fuzz" in reasons or site[:2] == MENDED
-        for number, site in zip(numbers, faults.injected, strict=True)
-    ]
+    counted = [number in faults.special or f"fault {number} of the fuzz" in reasons for number in numbers]
     found["uncounted"] = [site for site, is_one in zip(faults.injected, counted, strict=True) if not is_one]
     if name not in SHORT and os.environ.get("RANK", "0") == "0" and not found["reached"]:
         found["steps"] = _steps_of(place)  # it can be read

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from distsummary.base.checks import check_choice
-from distsummary.base.guard import check
 from distsummary.base.processes import in_ray
 from distsummary.base.publish import check_writable
 from distsummary.errors import InvalidValueError
@@ -24,7 +23,6 @@ INTERVAL_S = 0.3
 MANY = 8  # ranks on a node, which share a collector by default
 
 
-@check()
 def check_collectors(collectors: str | None) -> str | None:
     """`collectors`; raises InvalidValueError if it, or DISTSUMMARY_COLLECTORS, is no choice."""
     if collectors is not None:
@@ -34,7 +32,6 @@ def check_collectors(collectors: str | None) -> str | None:
     return collectors
 
 
-@check()
 def refuse_unconnected(collectors: str | None) -> None:
     """Raise InvalidValueError for a collector on Ray in a process that is not connected to it."""
     if collectors in (RANK, NODE) and not in_ray():

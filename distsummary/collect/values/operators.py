@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from distsummary.base.failures import Failures
-from distsummary.base.guard import Guard, passes
+from distsummary.base.guard import Guard
 from distsummary.format.records import Value
 
 logger = logging.getLogger(__name__)
@@ -106,8 +106,6 @@ class TapListener:
         try:
             values[plugin, name] = self._snapshot(plugin, name, value)
         except Exception as error:
-            if passes(error, is_door=False):
-                raise
             self.refuse(plugin, f"not recorded: {error}")
 
     def receive_again(self, name: str) -> None:

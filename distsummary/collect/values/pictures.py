@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.base.extras import extra
-from distsummary.base.guard import passes
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.frames import MAX_PAYLOAD
 from distsummary.format.records import Image
@@ -48,8 +47,6 @@ def drawn(field: str, figure: Any) -> NDArray[np.uint8]:
         rgba = np.asarray(renderer.buffer_rgba())
     except Exception as error:
         # Formulas, fonts, sizes and artists of the user may raise anything.
-        if passes(error, is_door=False):
-            raise
         raise InvalidValueError(
             f"{field} cannot be drawn: {type(error).__name__}: {' '.join(str(error).split())}; "
             "figure.savefig shows where"

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distsummary.base.guard import ErrorSink, Guard, calls_user
+from distsummary.base.guard import ErrorSink, Guard
 from distsummary.collect.values.torch_graph import (
     ParameterCounts,
     TreeObserver,
@@ -161,7 +161,6 @@ class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._received = received
 
-    @calls_user
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self._received(func, args, kwargs, result)

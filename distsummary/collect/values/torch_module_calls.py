@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from distsummary.base.guard import ErrorSink, Guard, passes
+from distsummary.base.guard import ErrorSink, Guard
 from distsummary.format.graph import Names
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import compiled_from
@@ -180,17 +180,14 @@ class ModuleCalls:
         for place in self._places.values():
             module = place.module
             if place.is_seen:
-                try:
+                # A scripted or otherwise closed module takes no hooks.
+                with contextlib.suppress(Exception):
                     self._handles.append(
                         module.register_forward_pre_hook(Hook(None, begin), with_kwargs=True)
                     )
                     self._handles.append(
                         module.register_forward_hook(Hook(None, end), with_kwargs=True, always_call=True)
                     )
-                except Exception as error:
-                    # A scripted or otherwise closed module takes no hooks.
-                    if passes(error, is_door=False):
-                        raise
 
     def _suspended(self, _: object) -> None:
         self._was_removed = True

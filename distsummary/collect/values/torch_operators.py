@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distsummary.base.guard import check
 from distsummary.collect.values import operators
 from distsummary.collect.values.checked_values import MAX_VALUE_BYTES
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError, UsageError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.torch import FRAMEWORK, TorchCopy
-from distsummary.frameworks.torch_hook import Hook, torch_door
+from distsummary.frameworks.torch_hook import Hook, guarded_tap
 from distsummary.training.values import check_tag
 
 P = ParamSpec("P")
@@ -62,7 +61,7 @@ def _refuse_gradient(error: Exception, name: str, *args: object) -> None:
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
-@torch_door(operators.GUARD, lambda error, name, value: _refuse_value(error, "scalar", name))
+@guarded_tap(operators.GUARD, lambda error, name, value: _refuse_value(error, "scalar", name), UsageError)
 def scalar(name: str, value: Tensor) -> None:
     """Tap a number; see `summary.scalar`."""
     _check_name(name)
@@ -115,7 +114,7 @@ def _write(name: str, number: Tensor) -> None:
 # --- other values -------------------------------------------------------------------------------------------
 
 
-@torch_door(operators.GUARD, _refuse_value)
+@guarded_tap(operators.GUARD, _refuse_value, UsageError)
 def value(plugin: str, name: str, value: Tensor) -> None:
     """Tap a value of the plugin tensor, image or histogram; see `summary`."""
     _check_name(name)
@@ -162,7 +161,7 @@ def _report(plugin: str, name: str, value: Tensor, *, is_parameter: bool) -> Non
 # --- gradients ----------------------------------------------------------------------------------------------
 
 
-@torch_door(operators.GUARD, _refuse_gradient, gives=1)
+@guarded_tap(operators.GUARD, _refuse_gradient, UsageError, gives=1)
 def gradient(name: str, x: Tensor, kind: str) -> Tensor:
     """Tap the gradient that flows through x; see `summary.gradient`."""
     _check_name(name, "(name, x)")
@@ -192,7 +191,7 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
 
 
 @_not_compiled
-@torch_door(operators.GUARD, _refuse_gradient)
+@guarded_tap(operators.GUARD, _refuse_gradient)
 def _eager_gradient(name: str, kind: str, gradient: Tensor) -> None:
     """What a hook does; it returns None, which leaves the gradient as it is."""
     if not operators.is_listening():
@@ -230,7 +229,6 @@ def _norm(gradient: Tensor) -> Tensor:
 # --- checks -------------------------------------------------------------------------------------------------
 
 
-@check()
 def _check_name(name: object, order: str = "(name, value)") -> None:
     if isinstance(name, Tensor):
         raise InvalidTypeError(
@@ -244,7 +242,6 @@ def _check_name(name: object, order: str = "(name, value)") -> None:
         check_tag(name)
 
 
-@check()
 def _check_value(plugin: str, name: str, value: object) -> None:
     """Raise InvalidTypeError for a value that is no tensor, except for the stand-ins of torch.fx."""
     if isinstance(value, torch.fx.Proxy):
@@ -424,7 +421,7 @@ def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool
 
 
 @_not_compiled
-@torch_door(operators.GUARD, lambda error, value, *names: _refuse_value(error, *names[:2]))
+@guarded_tap(operators.GUARD, lambda error, value, *names: _refuse_value(error, *names[:2]))
 def _tap(value: Tensor, plugin: str, name: str, is_parameter: bool, is_gradient: bool) -> None:
     if not operators.is_listening() or (not is_gradient and _is_replay()):
         return

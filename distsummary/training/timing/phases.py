@@ -15,7 +15,7 @@ from functools import partial
 from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
 
-from distsummary.base.guard import Counts, Guard, door
+from distsummary.base.guard import Counts, Guard, guarded
 from distsummary.format.measured_steps import is_measured
 from distsummary.format.records import PHASE_TAGS
 from distsummary.training.timing.affordable import affordable_every
@@ -162,7 +162,7 @@ class Phases:
         self._waits, self._asked_s = 0, None
         self.is_marked, self.current = False, REST
 
-    @door()
+    @guarded()
     def enter(self, phase: str) -> None:
         """The current phase ends, and `phase` begins."""
         if get_ident() != self._thread:
@@ -235,7 +235,7 @@ class Phases:
         self.is_in_backward = self.is_backward_shared = False
         self.on_backward()
 
-    @door()
+    @guarded()
     def begin_step(self, step: int) -> None:
         """A step begins, which is marked or not."""
         is_marked = is_measured(step, self.every)
@@ -254,12 +254,7 @@ class Phases:
             self.device.begin(RECORDING)
         self.is_marked = True
 
-    def _end_step_unmeasured(self, step: int) -> dict[str, float]:
-        self.begin_step(step + 1)
-        self.current = RECORDING
-        return {}
-
-    @door(_end_step_unmeasured)
+    @guarded()
     def end_step(self, step: int) -> dict[str, float]:
         """A step ends; returns what `take` does, if it is marked. RECORDING begins, as a part of the next."""
         found: dict[str, float] = {}
@@ -408,7 +403,7 @@ class Phases:
             spent[1] += cpu_s
             spent[2] += queue_s
 
-    @door()
+    @guarded()
     def _collect(self, moment: str, info: object) -> None:
         if get_ident() != self._thread or os.getpid() != self._pid:
             return

@@ -21,7 +21,6 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd import Variable
 from torch.compiler import is_compiling
 
-from distsummary.base.guard import passes
 from distsummary.training.forks import register_for_forks
 from distsummary.training.timing.phases import Phases
 
@@ -101,9 +100,6 @@ def _report(measured: tuple[Phases, ...], method: str) -> None:
 
 def _stop(measured: tuple[Phases, ...], error: Exception) -> None:
     """Measure no more waiting in this thread: from now on only what it computes counts."""
-    # The exception of a user's signal handler has to reach the user.
-    if passes(error, is_door=False):
-        raise error
     _measured.pop(get_ident(), None)
     for phases in measured:
         phases.is_computing_shared = True

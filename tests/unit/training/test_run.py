@@ -894,6 +894,13 @@ def test_a_recorder_that_fails_ends_the_run_only_if_failures_are_to_raise():
         run.log(loss=1.0)
 
 
+def test_values_that_a_recorder_fails_to_record_count_as_dropped():
+    with Run(callbacks=Full()) as run:
+        for step in run.steps([1, 2]):
+            run.log(loss=float(step))
+    assert run.health().dropped == {"scalar": 2}
+
+
 def test_what_is_logged_is_never_shared_between_steps_even_if_a_callback_changes_it():
     class Changing(Callback):
         def on_train_epoch_end(self, run_context):
