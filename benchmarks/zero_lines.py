@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import distsummary as ds
-from distsummary.integrations.door import close_door
-from distsummary.integrations.door_run import open_runs
+from distsummary.integrations.followed_run import open_runs
+from distsummary.integrations.follower import stop_following
 from distsummary.integrations.zero_lines import arm
 
 FIRST = 50  # step that is measured
@@ -65,8 +65,8 @@ def measure(directory: Path, steps: int, *, clips: bool, place: int) -> dict[str
     found["ds.init"] = train(steps, clips=clips, own_run=directory / f"init{place}")
     arm(str(directory / f"door{place}"), '{"quiet": true, "config": {}}')
     found["zero lines"] = train(steps, clips=clips)
-    [run] = open_runs()  # before the door is closed, which may hold it alone: then it would close in a thread
-    close_door()
+    [run] = open_runs()  # before the follower ends, which may hold it alone: then it would close in a thread
+    stop_following()
     run.close()
     assert run.step == steps
     return found
@@ -84,7 +84,7 @@ def main() -> None:
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     arm("unused", "")  # before the first optimizer, as at the end of torch's import: its class is followed
     torch.optim.SGD(nn.Linear(1, 1).parameters())
-    close_door()
+    stop_following()
     for clips in (False, True):
         with tempfile.TemporaryDirectory() as name:
             rounds = [

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from distsummary.base.json_door import parse_json
+from distsummary.base.checked_json import parse_json
 from distsummary.errors import DamagedFileError
 from distsummary.format.lineage import Lineage, merge_custom
 from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2

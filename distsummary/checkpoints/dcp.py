@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from distsummary.base.json_door import parse_json
+from distsummary.base.checked_json import parse_json
 from distsummary.base.publish import rights_in, sync, temporary_name
 from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.safetensors import open_safetensors

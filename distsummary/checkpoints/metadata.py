@@ -9,8 +9,8 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
+from distsummary.base.checked_json import parse_json
 from distsummary.base.checks import check_int
-from distsummary.base.json_door import parse_json
 from distsummary.checkpoints.landscape_spec import LandscapeSpec, check_collect_landscape
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError, MissingFileError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.base.json_door import parse_json
+from distsummary.base.checked_json import parse_json
 from distsummary.checkpoints.mapped import Array
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.frameworks.base import framework_of, load

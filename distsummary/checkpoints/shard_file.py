@@ -23,8 +23,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from distsummary.base.checked_json import check_kind, parse_json
 from distsummary.base.checks import check_int, check_type
-from distsummary.base.json_door import check_kind, parse_json
 from distsummary.checkpoints.mapped import Array, StoredArray, check_stored
 from distsummary.checkpoints.metadata import MAX_INT, MAX_SHARDS
 from distsummary.checkpoints.safetensors import open_safetensors, writable, write_safetensors

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from distsummary.base.json_door import MOST_BYTES, parse_json
+from distsummary.base.checked_json import MOST_BYTES, parse_json
 from distsummary.base.many_files import read_each
 from distsummary.base.processes import are_busy, is_stopped
 from distsummary.base.publish import file_system_time

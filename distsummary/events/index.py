@@ -25,7 +25,7 @@ import google_crc32c
 import numpy as np
 from msgspec import Meta
 
-from distsummary.base.json_door import check_kind, parse_json
+from distsummary.base.checked_json import check_kind, parse_json
 from distsummary.base.publish import replacing
 from distsummary.errors import DamagedFileError, RunDirError
 from distsummary.events.contents import (

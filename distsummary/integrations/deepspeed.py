@@ -8,7 +8,7 @@ import functools
 from typing import Any
 
 from distsummary.base.terminal import announced
-from distsummary.integrations import door
+from distsummary.integrations import follower
 from distsummary.integrations.after_import import after_import
 
 NORM = "_global_grad_norm"  # of an optimizer of DeepSpeed's, what the engine's get_global_grad_norm returns
@@ -25,15 +25,15 @@ def _follow_engines(module: Any) -> None:
     # This is also the step of DeepSpeed's engine for pipelines.
     engine._take_model_step = _step(engine._take_model_step)
     # Without ZeRO, the engine clips by this function.
-    module.clip_grad_norm_ = door.follow_clip(module.clip_grad_norm_)
+    module.clip_grad_norm_ = follower.follow_clip(module.clip_grad_norm_)
     scaling = module.ZeROOptimizer
-    scaling.scale_if_loss = door.follow_scale(scaling.scale_if_loss)
+    scaling.scale_if_loss = follower.follow_scale(scaling.scale_if_loss)
 
 
 def _step(call: Any) -> Any:
     @functools.wraps(call)
     def step(engine: Any, *args: Any, **named: Any) -> Any:
-        followed = door.current_door()
+        followed = follower.current_follower()
         if followed is None:
             return call(engine, *args, **named)
         # ZeRO's optimizer holds flat copies of the model's parameters, by which the model cannot be found.
@@ -50,7 +50,7 @@ def _step(call: Any) -> Any:
     return step
 
 
-def _end(followed: door.Door, engine: Any, is_done: bool) -> None:
+def _end(followed: follower.Follower, engine: Any, is_done: bool) -> None:
     """The engine has stepped, or failed, or left the step out, as gradients were not finite."""
     if hasattr(engine.optimizer, NORM):
         norm = engine.get_global_grad_norm()

@@ -16,8 +16,8 @@ def read_options(text: str) -> dict[str, Any]:
     Raises DamagedFileError if it is none, InvalidTypeError or InvalidValueError for a wrong field.
     """
     from distsummary._init import init
+    from distsummary.base.checked_json import parse_json
     from distsummary.base.checks import check_keys, check_type
-    from distsummary.base.json_door import parse_json
     from distsummary.collect.record_options import Record
     from distsummary.diagnosis.diagnose import Diagnose
     from distsummary.rundir.topology import OPTIONS

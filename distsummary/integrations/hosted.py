@@ -9,15 +9,15 @@ from torch.optim import Optimizer
 
 from distsummary.collect.config import read_config
 from distsummary.integrations.deepspeed import follow_deepspeed
-from distsummary.integrations.door import Door, close_door, follow, open_door
 from distsummary.integrations.door_options import read_options
-from distsummary.integrations.door_run import DoorRun, begin_run, is_number
+from distsummary.integrations.followed_run import FollowedRun, begin_run, is_number
+from distsummary.integrations.follower import Follower, follow, start_following, stop_following
 from distsummary.rundir.topology import OPTIONS, RUN_DIR
 from distsummary.training.run import Run
 
 
 class Hosted:
-    """Follows one training after the other, each by a door of its own; its run begins with the first step.
+    """Follows one training after the other, each by its own follower; its run begins with the first step.
 
     Loss, learning rate and norm of the gradients are those of this rank. The numbers that the host reports,
     of this rank or means over the ranks, have the prefix `host/`.
@@ -33,12 +33,12 @@ class Hosted:
         self._run_dir = os.fspath(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
         self._options = dict(options)
         self._known: dict[str, Any] = {}  # arguments for `ds.init` by the host
-        self._door: Door | None = None
+        self._follower: Follower | None = None
 
     @property
     def run(self) -> Run | None:
         """The open run, None before the first step and after the end."""
-        found = None if self._door is None else self._door.run
+        found = None if self._follower is None else self._follower.run
         return None if found is None or found.run.is_closed else found.run
 
     def begin(self, *, optimizers: Iterable[Optimizer] = (), **options: Any) -> None:
@@ -51,21 +51,23 @@ class Hosted:
         self.end()
         self._known = options
 
-        def begin(optimizer: Optimizer, model: nn.Module | None) -> tuple[DoorRun | None, Optimizer | None]:
+        def begin(
+            optimizer: Optimizer, model: nn.Module | None
+        ) -> tuple[FollowedRun | None, Optimizer | None]:
             chosen = self._known | read_options(os.environ.get(OPTIONS, "")) | self._options
             return begin_run(optimizer, model, run_dir=self._run_dir, options=chosen, has_reports=True)
 
-        self._door = open_door(begin, is_default=self._is_default)
+        self._follower = start_following(begin, is_default=self._is_default)
         follow_deepspeed()
         for optimizer in optimizers:
             follow(optimizer)
 
     def set_config(self, config: Any) -> None:
         """The host reports the settings; after the first step they are recorded as a text, `host/config`."""
-        if self._door is None or self.run is None:
+        if self._follower is None or self.run is None:
             self._known["config"] = config
         else:
-            self._door.call(self._add_config, config)
+            self._follower.call(self._add_config, config)
 
     def _add_config(self, config: Any) -> None:
         if self.run is not None:
@@ -74,8 +76,8 @@ class Hosted:
 
     def log(self, numbers: Mapping[str, Any]) -> None:
         """The host reports numbers of the last step; anything else is left out."""
-        if self._door is not None and self._door.run is not None:
-            self._door.run.report("host/", numbers)
+        if self._follower is not None and self._follower.run is not None:
+            self._follower.run.report("host/", numbers)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         """The host has evaluated the model."""
@@ -85,7 +87,7 @@ class Hosted:
 
     def end(self, error: BaseException | None = None) -> None:
         """The training has ended, or failed; without one, nothing is done."""
-        door, self._door = self._door, None
-        if door is not None:
-            close_door(door)
-            door.end(error)
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            stop_following(follower)
+            follower.end(error)

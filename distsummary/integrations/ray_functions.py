@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distsummary.integrations.after_import import after_import
-from distsummary.integrations.door import end_training
+from distsummary.integrations.follower import end_training
 
 _trial: Mapping[str, Any] | None = None  # the settings of the trial of Ray Tune in this process
 LAST = "__duplicate__"  # what Ray Tune reports in place of metrics when a function has returned

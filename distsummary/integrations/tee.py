@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from distsummary.integrations.after_import import after_import
-from distsummary.integrations.door import report
+from distsummary.integrations.follower import report
 
 NumbersOf: TypeAlias = Callable[..., Mapping[str, Any]]  # the arguments of a call -> its values, by name
 PREFIX = "script/"

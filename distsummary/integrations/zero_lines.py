@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 
 from distsummary.integrations.after_import import after_import
 from distsummary.integrations.deepspeed import follow_deepspeed
-from distsummary.integrations.door import open_door
 from distsummary.integrations.door_options import TEE, read_options
+from distsummary.integrations.follower import start_following
 from distsummary.integrations.ray_functions import follow_functions, function_config
 
-# `door_run` imports much, so it is imported only when a run begins.
+# `followed_run` imports much, so it is imported only when a run begins.
 if TYPE_CHECKING:
-    from distsummary.integrations.door_run import DoorRun
+    from distsummary.integrations.followed_run import FollowedRun
 
 RAY_WORKER = "default_worker.py"  # the script of Ray's processes, whose arguments are no settings
 
@@ -30,15 +30,15 @@ def arm(run_dir: str, options: str) -> None:
         run_dir, options: the values of DISTSUMMARY and DISTSUMMARY_OPTIONS.
     """
 
-    def begin(optimizer: Optimizer, model: nn.Module | None) -> "tuple[DoorRun | None, Optimizer | None]":
-        from distsummary.integrations.door_run import begin_run
+    def begin(optimizer: Optimizer, model: nn.Module | None) -> "tuple[FollowedRun | None, Optimizer | None]":
+        from distsummary.integrations.followed_run import begin_run
 
         chosen = read_options(options)
         if "config" not in chosen:
             chosen["config"] = function_config() or script_arguments(sys._getframe(1))
         return begin_run(optimizer, model, run_dir=run_dir, options=chosen, has_reports=has_tee)
 
-    open_door(begin, is_default=True)
+    start_following(begin, is_default=True)
     after_import("transformers.trainer", _attach_callback)
     follow_deepspeed()
     follow_functions()

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distsummary.base.json_door import read_json
+from distsummary.base.checked_json import read_json
 from distsummary.base.processes import pid_start_of
 from distsummary.base.publish import ensure_directory, publish
 from distsummary.rundir.run_dir import RunDir

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distsummary.base.json_door import check_kind, read_json
+from distsummary.base.checked_json import check_kind, read_json
 from distsummary.base.publish import ensure_directory, replacing
 from distsummary.errors import DamagedFileError
 from distsummary.rundir.run_records import AttemptKey, FactsRecord

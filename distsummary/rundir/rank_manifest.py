@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from distsummary.base.json_door import MOST_BYTES, damaged, parse_json
+from distsummary.base.checked_json import MOST_BYTES, damaged, parse_json
 from distsummary.base.many_files import read_each
 from distsummary.base.publish import ensure_directory, replacing
 from distsummary.errors import DistSummaryError, InvalidValueError, RunDirError

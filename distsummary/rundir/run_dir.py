@@ -15,8 +15,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from distsummary.base.checked_json import check_kind, read_json
 from distsummary.base.checks import check_type
-from distsummary.base.json_door import check_kind, read_json
 from distsummary.base.publish import ensure_directory, publish, remove_leftovers, temporary_name
 from distsummary.errors import (
     DamagedFileError,

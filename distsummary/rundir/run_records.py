@@ -1,4 +1,4 @@
-"""The records in the small files of a run, with the bounds of their fields: only these pass `json_door`.
+"""The records in the small files of a run, with the bounds of their fields: only these pass `checked_json`.
 
 A reader of a file can rely on every field of its record. Keys that a record does not name are kept: a newer
 version may have written them.

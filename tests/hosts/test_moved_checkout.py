@@ -46,7 +46,7 @@ def test_torch_can_be_imported_when_the_checkout_has_moved(tmp_path: Path) -> No
         else:
             shutil.copy(ROOT / name, place)
     python = installed(tmp_path, checkout)
-    code = "import sys, torch; print('distsummary.integrations.door' in sys.modules)"
+    code = "import sys, torch; print('distsummary.integrations.follower' in sys.modules)"
 
     def found(run_dir: str) -> tuple[int, str, str]:
         variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}

@@ -1,4 +1,4 @@
-"""What an engine of DeepSpeed does in a step, as a door sees it; tests/hosts trains with DeepSpeed."""
+"""What an engine of DeepSpeed does in a step, as a follower sees it; tests/hosts trains with DeepSpeed."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from distsummary.integrations.door import Door
+from distsummary.integrations.follower import Follower
 
 
 class Recorded:
-    """What a door gives to its run."""
+    """What a follower gives to its run."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, float | None]] = []
@@ -32,41 +32,43 @@ def recorded() -> Recorded:
 
 
 @pytest.fixture
-def door(recorded: Recorded) -> Door:
-    return Door(lambda optimizer, model: (recorded, optimizer))  # type: ignore[arg-type, return-value]
+def follower(recorded: Recorded) -> Follower:
+    return Follower(lambda optimizer, model: (recorded, optimizer))  # type: ignore[arg-type, return-value]
 
 
 OPTIMIZER = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
 
 
-def step(door: Door, calls: int, norm: Any = None, is_done: bool = True) -> None:
+def step(follower: Follower, calls: int, norm: Any = None, is_done: bool = True) -> None:
     """A backward pass, and an engine's step in which the optimizer is called for each of its groups."""
-    door.call(door.begin_backward, torch.ones(()), None)
-    door.call(door.end_backward)
-    door.call(door.begin_parts)
+    follower.call(follower.begin_backward, torch.ones(()), None)
+    follower.call(follower.end_backward)
+    follower.call(follower.begin_parts)
     for _ in range(calls):
-        door.call(door.begin_step, OPTIMIZER, False)
-        door.call(door.end_step, OPTIMIZER, True)
-    door.call(door.note_norm, norm)
-    door.call(door.end_parts, is_done)
+        follower.call(follower.begin_step, OPTIMIZER, False)
+        follower.call(follower.end_step, OPTIMIZER, True)
+    follower.call(follower.note_norm, norm)
+    follower.call(follower.end_parts, is_done)
 
 
-def test_the_parts_of_a_step_are_one_with_the_norm_of_the_engine(door: Door, recorded: Recorded) -> None:
+def test_the_parts_of_a_step_are_one_with_the_norm_of_the_engine(
+    follower: Follower, recorded: Recorded
+) -> None:
     for norm in (2.5, torch.tensor(3.5), None):
-        step(door, 3, norm)
+        step(follower, 3, norm)
     assert recorded.steps == [(1, 2.5), (1, 3.5), (1, None)]
 
 
-def test_a_step_that_is_left_out_has_no_loss_in_the_next(door: Door, recorded: Recorded) -> None:
-    step(door, 2, 1.0)
-    step(door, 0, float("inf"))
-    step(door, 2, 2.0)
+def test_a_step_that_is_left_out_has_no_loss_in_the_next(follower: Follower, recorded: Recorded) -> None:
+    step(follower, 2, 1.0)
+    step(follower, 0, float("inf"))
+    step(follower, 2, 2.0)
     assert recorded.steps == [(1, 1.0), (1, 2.0)]
 
 
-def test_after_a_step_that_failed_the_next_is_counted(door: Door, recorded: Recorded) -> None:
-    step(door, 1, 1.0)
-    step(door, 1, 1.0, is_done=False)
-    step(door, 2, 2.0)
+def test_after_a_step_that_failed_the_next_is_counted(follower: Follower, recorded: Recorded) -> None:
+    step(follower, 1, 1.0)
+    step(follower, 1, 1.0, is_done=False)
+    step(follower, 2, 2.0)
     assert recorded.steps[0] == (1, 1.0)
     assert recorded.steps[-1] == (2, 2.0)

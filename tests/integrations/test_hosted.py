@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import distsummary as ds
-from distsummary.integrations.door import follow
+from distsummary.integrations.follower import follow
 from distsummary.integrations.hosted import Hosted
 from distsummary.integrations.zero_lines import arm
 

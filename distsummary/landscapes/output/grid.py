@@ -15,7 +15,7 @@ from typing import Any, Self, get_type_hints
 import msgspec
 import numpy as np
 
-from distsummary.base.json_door import check_kind, parse_json
+from distsummary.base.checked_json import check_kind, parse_json
 from distsummary.errors import DamagedFileError, InvalidValueError, LandscapeError
 from distsummary.format.npz import read_npz
 from distsummary.landscapes.directions.interpolate import barrier

@@ -29,7 +29,7 @@ from typing import Any, Self, TypedDict
 
 import numpy as np
 
-from distsummary.base.json_door import parse_json
+from distsummary.base.checked_json import parse_json
 from distsummary.base.publish import refuse_unlike_files, rights_in
 from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
 from distsummary.events.segment import is_live

@@ -1,7 +1,7 @@
-"""The door: follows a training whose loop is not ours, by the calls of torch that every training makes.
+"""Follower: follows a training whose loop is not ours, by the calls of torch that every training makes.
 
-`open_door` replaces each of these calls by itself between two calls of a Door. Nothing is recorded before the
-first step of an optimizer: launchers, helper processes and workers of loaders make none.
+`start_following` replaces each of these calls by itself between two calls of a Follower. Nothing is recorded
+before the first step of an optimizer: launchers, helper processes and workers of loaders make none.
 """
 
 import functools
@@ -25,19 +25,19 @@ from distsummary.integrations.gradient_norm import gradient_norm
 from distsummary.integrations.step_rounds import StepRounds
 from distsummary.training.forks import register_for_forks
 
-# `door_run` imports much, so it is imported only when a run begins.
+# `followed_run` imports much, so it is imported only when a run begins.
 if TYPE_CHECKING:
-    from distsummary.integrations.door_run import DoorRun
+    from distsummary.integrations.followed_run import FollowedRun
 
-Begin: TypeAlias = Callable[[Optimizer, nn.Module | None], tuple["DoorRun | None", Optimizer | None]]
+Begin: TypeAlias = Callable[[Optimizer, nn.Module | None], tuple["FollowedRun | None", Optimizer | None]]
 TRAINS = ("note_scaled", "begin_backward", "begin_step")  # calls by which the thread that trains is known
-FOLLOWED = "_distsummary_follows"  # an attribute of steps of optimizers which report to the door
+FOLLOWED = "_distsummary_follows"  # an attribute of steps of optimizers which report to the follower
 
-_door: "Door | None" = None
+_follower: "Follower | None" = None
 _replaced: list[tuple[Any, str, Any]] = []  # owner, name, what it was
 
 
-class Door:
+class Follower:
     """Follows the training of the thread that trains first; with a run, from an optimizer's first step on.
 
     The loss of a step is the sum of the numbers whose gradients were computed for it, unscaled. Of a closure,
@@ -57,7 +57,7 @@ class Door:
         self._thread = 0  # of the training; 0: nothing was trained yet; -1: the process was forked from it
         register_for_forks(self)
         self._guard = Guard()
-        self.run: DoorRun | None = None
+        self.run: FollowedRun | None = None
         self.model: nn.Module | None = None  # that a host has named
         self._rounds = StepRounds()
         self._calling: list[Optimizer] = []  # optimizers that are stepping, each called by the one before
@@ -71,7 +71,7 @@ class Door:
         self._norm: Tensor | float | None = None  # of the gradients, as the script computes it, else as we do
 
     def __reduce__(self) -> Any:
-        """In a copy, such as of an optimizer's class that Ray sends to another process, there is no door."""
+        """A copy, such as of an optimizer's class that Ray sends to another process, has no follower."""
         return type(None), ()
 
     def call(self, method: Callable[..., None], *args: Any, **named: Any) -> None:
@@ -155,7 +155,7 @@ class Door:
             self._begin_run(optimizer)
         # This call may be what ends the step before. The run may end then, for one of the script's own.
         if self.run is not None and self._rounds.begin(optimizer) and not self.run.end_step():
-            close_door()
+            stop_following()
         if not has_closure:
             self._measure_norm(optimizer)
 
@@ -163,12 +163,12 @@ class Door:
         try:
             self.run, last = self.begin(optimizer, self.model)
         except Exception as error:
-            close_door()
+            stop_following()
             announced(f"distsummary: nothing is recorded: {type(error).__name__}: {error}")
             return
         self._rounds.set_last(last)
         if self.run is None:
-            close_door()
+            stop_following()
 
     def end_step(self, optimizer: Optimizer, is_done: bool) -> None:
         """It has stepped, or failed."""
@@ -181,7 +181,7 @@ class Door:
         self._unscaled.clear()
         self.run.add(optimizer, losses, norm, self._wrapped)
         if self._rounds.end(optimizer) and not self.run.end_step():
-            close_door()
+            stop_following()
 
     def begin_parts(self) -> None:
         """The calls of optimizers until `end_parts` are parts of one, the first."""
@@ -211,20 +211,20 @@ class Door:
             )
 
 
-def open_door(begin: Begin, *, is_default: bool = False) -> Door:
-    """Follow the next training, in place of the door that is open, if one is, whose run ends.
+def start_following(begin: Begin, *, is_default: bool = False) -> Follower:
+    """Follow the next training, in place of the current follower, if there is one, whose run ends.
 
-    A default one, for which nobody has chosen anything, stays closed if one is open that is none.
+    A default one, for which nobody has chosen anything, follows nothing if there is one that is none.
     """
-    global _door
-    door, before = Door(begin, is_default=is_default), _door
+    global _follower
+    follower, before = Follower(begin, is_default=is_default), _follower
     if before is not None and is_default and not before.is_default:
-        return door
-    _door = door
+        return follower
+    _follower = follower
     if before is not None:
         before.call(before.end, None)
-        return door
-    # From here on torch's own calls report to the open door; `close_door` puts back what was there.
+        return follower
+    # From here on torch's own calls report to the follower; `stop_following` puts back what was there.
     _replace(Optimizer, "profile_hook_step", staticmethod(_steps(Optimizer.profile_hook_step)))
     _replace(torch.autograd, "backward", _backward(torch.autograd.backward))
     save = _between(torch.save, "begin_checkpoint", "end_checkpoint")
@@ -239,41 +239,41 @@ def open_door(begin: Begin, *, is_default: bool = False) -> Door:
     _replace(torch.nn.utils, "clip_grads_with_norm_", _clip_with(torch.nn.utils.clip_grads_with_norm_))
     _replace(torch.amp.GradScaler, "scale", follow_scale(torch.amp.GradScaler.scale))
     _replace(torch.amp.GradScaler, "step", _scaled_step(torch.amp.GradScaler.step))
-    return door
+    return follower
 
 
-def close_door(door: Door | None = None) -> None:
-    """Follow no training, or none by this door; classes of optimizers keep their calls, which do nothing."""
-    global _door
-    if door is not None and _door is not door:
+def stop_following(follower: Follower | None = None) -> None:
+    """Follow no training, or none by this follower; optimizers keep their calls, which do nothing."""
+    global _follower
+    if follower is not None and _follower is not follower:
         return
-    _door = None
+    _follower = None
     while _replaced:
         owner, name, old = _replaced.pop()
         setattr(owner, name, old)
 
 
 def report(prefix: str, values_of: Callable[..., Mapping[str, Any]], *args: Any, **named: Any) -> None:
-    """Record the numbers of a call to somebody else at the step at which it comes; see `Door.report`."""
-    if (door := _door) is not None and not is_compiled():
-        door.call(door.report, prefix, values_of, *args, **named)
+    """Record the numbers of a call to somebody else at the step at which it comes; see `Follower.report`."""
+    if (follower := _follower) is not None and not is_compiled():
+        follower.call(follower.report, prefix, values_of, *args, **named)
 
 
-def current_door() -> Door | None:
-    """The door that is open, None if none is."""
-    return _door
+def current_follower() -> Follower | None:
+    """The current follower, None if there is none."""
+    return _follower
 
 
 def end_training(error: BaseException | None) -> None:
     """End the run of the training of this thread, which has ended or failed; the next one gets its own."""
-    if (door := _door) is not None and door.run is not None:
-        door.call(door.end, error)
-        if door.run.run.is_closed:
-            open_door(door.begin, is_default=door.is_default)
+    if (follower := _follower) is not None and follower.run is not None:
+        follower.call(follower.end, error)
+        if follower.run.run.is_closed:
+            start_following(follower.begin, is_default=follower.is_default)
 
 
 def follow(optimizer: Optimizer) -> None:
-    """Have the steps of an optimizer followed that was made before the door was opened."""
+    """Have the steps of an optimizer followed that was made before the follower."""
     # What wraps a step that is followed has the attribute, too.
     if not hasattr(call := optimizer.step, FOLLOWED):
         method = _step(functools.wraps(call)(lambda self, *args, **named: call(*args, **named)))
@@ -283,7 +283,7 @@ def follow(optimizer: Optimizer) -> None:
 def is_compiled() -> bool:
     """Whether torch.compile traces this, or runs what it has left out of the graph of a compiled function.
 
-    There it would compile the door's own code. So the steps of such a function are not followed.
+    There it would compile the follower's own code. So the steps of such a function are not followed.
     """
     return is_compiling() or get_eval_frame_callback() is not None
 
@@ -298,15 +298,15 @@ def _between(call: Callable[..., Any], begin: str, end: str) -> Callable[..., An
 
     @functools.wraps(call)
     def wrapper(*args: Any, **named: Any) -> Any:
-        door = _door
-        if door is None or door.run is None or is_compiled():
+        follower = _follower
+        if follower is None or follower.run is None or is_compiled():
             return call(*args, **named)
-        run = door.run
-        door.call(getattr(run, begin))
+        run = follower.run
+        follower.call(getattr(run, begin))
         try:
             return call(*args, **named)
         finally:
-            door.call(getattr(run, end))
+            follower.call(getattr(run, end))
 
     return wrapper
 
@@ -314,14 +314,14 @@ def _between(call: Callable[..., Any], begin: str, end: str) -> Callable[..., An
 def _backward(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> Any:
-        door = _door
-        if door is None or is_compiled():
+        follower = _follower
+        if follower is None or is_compiled():
             return call(tensors, grad_tensors, *args, **named)
-        door.call(door.begin_backward, tensors, grad_tensors)
+        follower.call(follower.begin_backward, tensors, grad_tensors)
         try:
             return call(tensors, grad_tensors, *args, **named)
         finally:
-            door.call(door.end_backward)
+            follower.call(follower.end_backward)
 
     return backward
 
@@ -338,31 +338,31 @@ def _steps(decorator: Callable[..., Any]) -> Callable[..., Any]:
 def _step(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def step(self: Optimizer, *args: Any, **named: Any) -> Any:
-        door = _door
-        if door is None or is_compiled():
+        follower = _follower
+        if follower is None or is_compiled():
             return call(self, *args, **named)
         closure = args[0] if args else named.get("closure")
-        door.call(door.begin_step, self, closure is not None)
+        follower.call(follower.begin_step, self, closure is not None)
         is_done = False
         try:
             result = call(self, *args, **named)
             is_done = True
             return result
         finally:
-            door.call(door.end_step, self, is_done)
+            follower.call(follower.end_step, self, is_done)
 
     vars(step)[FOLLOWED] = True
     return step
 
 
 def follow_clip(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that clips gradients and returns their norm, which the door gets, too."""
+    """A function that clips gradients and returns their norm, which the follower gets, too."""
 
     @functools.wraps(call)
     def clip_grad_norm_(*args: Any, **named: Any) -> Any:
         norm = call(*args, **named)
-        if (door := _door) is not None and not is_compiled():
-            door.call(door.note_norm, norm)
+        if (follower := _follower) is not None and not is_compiled():
+            follower.call(follower.note_norm, norm)
         return norm
 
     return clip_grad_norm_
@@ -375,21 +375,21 @@ def _clip_with(call: Callable[..., Any]) -> Callable[..., Any]:
     def clip_grads_with_norm_(
         parameters: Any, max_norm: float, total_norm: Any, *args: Any, **named: Any
     ) -> Any:
-        if (door := _door) is not None and not is_compiled():
-            door.call(door.note_norm, total_norm)
+        if (follower := _follower) is not None and not is_compiled():
+            follower.call(follower.note_norm, total_norm)
         return call(parameters, max_norm, total_norm, *args, **named)
 
     return clip_grads_with_norm_
 
 
 def follow_scale(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that returns a loss scaled; the door gets what it was before."""
+    """A method that returns a loss scaled; the follower gets what it was before."""
 
     @functools.wraps(call)
     def scale(self: Any, outputs: Any) -> Any:
         scaled = call(self, outputs)
-        if (door := _door) is not None and not is_compiled():
-            door.call(door.note_scaled, outputs, scaled)
+        if (follower := _follower) is not None and not is_compiled():
+            follower.call(follower.note_scaled, outputs, scaled)
         return scaled
 
     return scale
@@ -398,12 +398,12 @@ def follow_scale(call: Callable[..., Any]) -> Callable[..., Any]:
 def _scaled_step(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def step(self: Any, optimizer: Any, *args: Any, **named: Any) -> Any:
-        door = _door
+        follower = _follower
         # If GradScaler calls no optimizer, it has left the step out.
-        before = door.calls if door is not None else 0
+        before = follower.calls if follower is not None else 0
         result = call(self, optimizer, *args, **named)
-        if door is not None and door.calls == before:
-            door.call(door.note_skipped)
+        if follower is not None and follower.calls == before:
+            follower.call(follower.note_skipped)
         return result
 
     return step

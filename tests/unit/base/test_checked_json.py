@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from distsummary.base.json_door import parse_json, read_json
+from distsummary.base.checked_json import parse_json, read_json
 from distsummary.errors import DamagedFileError
 from distsummary.rundir.run_records import RunRecord
 

@@ -1,4 +1,4 @@
-"""The door for JSON from files: what comes in is bounded and has its declared type; all else is damage."""
+"""Reads JSON of files: it is bounded and has its declared type; all else is damage."""
 
 import json
 import math

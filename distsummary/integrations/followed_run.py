@@ -33,7 +33,7 @@ def begin_run(
     run_dir: str,
     options: Mapping[str, Any],
     has_reports: bool,
-) -> "tuple[DoorRun | None, Optimizer | None]":
+) -> "tuple[FollowedRun | None, Optimizer | None]":
     """Begin the run of a training that is about to make its first step, by `optimizer`.
 
     Returns the run, None if the script has one of its own, and the only optimizer, if there is only one.
@@ -67,7 +67,7 @@ def begin_run(
     arguments = {"optimizer": optimizer, "initial_step": done, **options}
     directory = launch_dir(run_dir, detect())
     run = init(directory, watch=model, **arguments)
-    return DoorRun(run, model, has_reports=has_reports), optimizer if len(optimizers) == 1 else None
+    return FollowedRun(run, model, has_reports=has_reports), optimizer if len(optimizers) == 1 else None
 
 
 def launch_dir(path: str, topology: Topology) -> str:
@@ -112,7 +112,7 @@ def model_of(optimizer: Optimizer, modules: list[nn.Module]) -> nn.Module | None
     return best
 
 
-class DoorRun:
+class FollowedRun:
     """Records the steps of a training in `run`, and reports to its phases what the loop does.
 
     Recorded are, at each step, `loss`, `lr`, `grad_norm` and the wait for batches. With several optimizers,
