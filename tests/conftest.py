@@ -81,6 +81,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: parallel.turn(item.nodeid), reverse=not parallel.is_parallel(config))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Adds why tests were skipped to the file DISTSUMMARY_SKIPPED, a line for each: `.ci/run` counts them."""
+    if path := os.environ.get("DISTSUMMARY_SKIPPED"):
+        reasons = [
+            report.longrepr[2].removeprefix("Skipped: ")
+            for report in terminalreporter.stats.get("skipped", [])
+        ]
+        with open(path, "a") as file:
+            file.writelines(f"{reason}\n" for reason in reasons)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return parallel.make_scheduler(config, log)

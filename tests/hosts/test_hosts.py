@@ -19,6 +19,7 @@ pytestmark = pytest.mark.interop
 PYTHON = ROOT / ".venv-hosts/bin/python"
 TRAININGS = ROOT / "tests/hosts/trainings.py"
 HOSTS = ("transformers", "lightning", "accelerate", "fabric")
+SMOKE = ("transformers", "lightning")
 REPORTED = {
     "transformers": "host/loss",
     "lightning": "host/train_loss",
@@ -74,7 +75,9 @@ def check(run: Any, rows: list[Any], first: int = 1, **chosen: Any) -> None:
             assert table["value"].tolist() == pytest.approx([row[number] for row in rows], rel=1e-6), tag
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    "host", [pytest.param(host, marks=[pytest.mark.smoke] * (host in SMOKE)) for host in HOSTS]
+)
 def test_a_host_trains_the_same_bits_and_is_recorded(host: str, tmp_path: Path) -> None:
     [without], [rows] = train(tmp_path / "without", host, "no"), train(tmp_path / "with", host, "yes")
     assert rows == without

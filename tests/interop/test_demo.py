@@ -10,7 +10,7 @@ from distsummary.format.lineage import custom_values
 from distsummary.rundir.states import read_run
 from tests.interop.conftest import RANKS, Demo
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.smoke]
 
 
 def test_the_demo_prints_one_json_line_and_nothing_else_on_stdout(demo: Demo) -> None:

@@ -14,7 +14,7 @@ from tests.conftest import ROOT
 from tests.interop.conftest import RANKS, Demo
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.smoke]
 
 GOLDEN = ROOT / "tests" / "golden" / "ms"
 

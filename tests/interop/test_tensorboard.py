@@ -23,7 +23,7 @@ from tests.interop.views import (
 )
 from tests.viewer_rules import lost_points
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.smoke]
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,7 @@ def numbers_of(directory, tag):
 # --- in MindSpore's loops
 
 
+@pytest.mark.smoke
 def test_train_records_everything_in_both_modes(tmp_path, mode):
     collector = SummaryCollector(str(tmp_path), collect_freq=2)
     losses = []

@@ -57,7 +57,7 @@ def show(browser, pages):
     assert left == []
 
 
-@pytest.mark.parametrize("ranks", [1, 4, 64, 1000])
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.smoke), 64, 1000])
 def test_every_view_is_drawn_and_nothing_is_asked_for(show, ranks):
     page = show(f"{ranks}.html")
     assert page.locator("h1").inner_text().startswith(f"run{ranks}")
@@ -80,6 +80,7 @@ def test_every_view_is_drawn_and_nothing_is_asked_for(show, ranks):
     assert (pages_size := page.evaluate("document.documentElement.scrollWidth")) <= 1400, pages_size
 
 
+@pytest.mark.smoke
 def test_recorded_texts_are_inert_and_shown_whole(show):
     page = show("4.html")
     tags = page.locator("#curves .tag").all_inner_texts()
@@ -88,6 +89,7 @@ def test_recorded_texts_are_inert_and_shown_whole(show):
     assert page.locator("img:not([src^='data:image/png']), b:has-text('x')").count() == 0
 
 
+@pytest.mark.smoke
 def test_the_slow_rank_is_found_by_its_verdict_and_in_the_heat_map(show):
     page = show("4.html")
     row = page.locator("tr.link")
