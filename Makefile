@@ -91,16 +91,16 @@ ZOO ?= run --again --minutes 15 --only "^(size|clean|slow)/(mlp|resnet-bn)$$"
 zoo: .venv/.dev
 	$(BIN)/python -m benchmarks.zoo $(ZOO)
 
-# The cost of recording next to the peers, and of reading: python -m benchmarks.collect --help
+# The cost of recording next to the peers, and of reading: python -m benchmarks.record --help
 BENCH ?= --peers ours,ours_by_name,ours_run,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
 bench: .venv/.bench $(MINDSPORE)/.done
-	$(BIN)/python -m benchmarks.collect $(BENCH)
+	$(BIN)/python -m benchmarks.record $(BENCH)
 	$(BIN)/python -m benchmarks.read --table
 
-# The part of a training's CPU that is ours, in four trainings: python -m benchmarks.overhead --help
+# The part of a training's CPU that is ours, in four trainings: python -m benchmarks.record.overhead --help
 OVERHEAD ?= --items
 bench-overhead: .venv/.bench
-	$(BIN)/python -m benchmarks.overhead $(OVERHEAD)
+	$(BIN)/python -m benchmarks.record.overhead $(OVERHEAD)
 
 # The cost of a landscape's point next to the peers: python -m benchmarks.landscape --help
 LANDSCAPE ?= --table

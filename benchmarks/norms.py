@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 import distsummary as ds
-from benchmarks.overhead import Transformer
+from benchmarks.record.overhead import Transformer
 from distsummary.events.reader import read_directory
 
 ROUNDS, BLOCK = 9, 10

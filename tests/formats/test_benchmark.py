@@ -31,7 +31,7 @@ def test_ours_and_tensorboards_readers_read_the_same_values():
 
 def test_a_tag_of_all_ranks_is_the_same_in_all_ways():
     options = ["--ranks", "2", "--steps", "1200", "--tags", "2", "--reps", "1"]
-    done = run_python("-m", "benchmarks.read_runs", *options, "--table")
+    done = run_python("-m", "benchmarks.read.runs", *options, "--table")
     lines = done.stdout.splitlines()
     reported = [json.loads(line) for line in lines if line.startswith("{")]
     assert [row["way"] for row in reported] == ["index", "files", "pandas", "accumulator"]

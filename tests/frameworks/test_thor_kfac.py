@@ -1,12 +1,12 @@
-"""THOR's factors next to those of curvlinops' KFAC, which `benchmarks.thor kfac --golden` wrote down."""
+"""THOR's factors next to those of curvlinops' KFAC, which curvlinops 3.0.1 computed (tests/golden)."""
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.thor_kfac import SAMPLES, Compared, cases, least, off, ours
 from tests.docs.documents import ROOT
+from tests.frameworks.kfac import SAMPLES, Compared, cases, least, off, ours
 
 GOLDEN = ROOT / "tests/golden/thor_kfac.npz"
 

@@ -17,16 +17,15 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import distsummary as ds
-from benchmarks import taps
 from distsummary.collect.values import operators
 from distsummary.errors import InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.events.reader import read_directory
+from tests.frameworks.tapped_networks import KINDS, WAYS, faults, faults_of_ranks, run_way
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of code of torch
 
 torch._inductor.config.compile_threads = 1  # in this process: worker processes would stay
-# The whole matrix takes five minutes (python -m benchmarks.taps --matrix): here, most ways are compiled by
-# aot_eager, in a tenth of the time, and all kinds are in one network.
+# Most ways are compiled by aot_eager, in a tenth of the time of inductor, and all kinds are in one network.
 BY_INDUCTOR = ("fullgraph",)
 OF_RANKS = ("DDP", "DDP, compile", "FSDP2", "FSDP2, checkpoint, compile")
 
@@ -40,20 +39,20 @@ def _no_one_listens_afterwards():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in BY_INDUCTOR)) for name in taps.WAYS]
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in BY_INDUCTOR)) for name in WAYS]
 )
 def test_each_value_arrives_exactly_once(name):
-    way, kinds, plain = taps.WAYS[name], taps.KINDS, None
+    way, kinds, plain = WAYS[name], KINDS, None
     if name in BY_INDUCTOR:  # its C++ takes seconds to compile for each kernel
-        kinds, plain = ("scalar", "histogram", "gradient"), taps.run_way(way._replace(compiled=""), (), "")
-    found = taps.faults(way, kinds, "inductor" if name in BY_INDUCTOR else "aot_eager", plain)
+        kinds, plain = ("scalar", "histogram", "gradient"), run_way(way._replace(compiled=""), (), "")
+    found = faults(way, kinds, "inductor" if name in BY_INDUCTOR else "aot_eager", plain)
     assert found == dict.fromkeys(kinds, "")
 
 
 @pytest.mark.usefixtures("fork_server")
 def test_each_value_arrives_exactly_once_on_every_rank():
-    found = taps.faults_of_ranks(OF_RANKS, taps.KINDS, "aot_eager", start_method="forkserver")
-    assert found == {name: dict.fromkeys(taps.KINDS, "") for name in OF_RANKS}
+    found = faults_of_ranks(OF_RANKS, KINDS, "aot_eager", start_method="forkserver")
+    assert found == {name: dict.fromkeys(KINDS, "") for name in OF_RANKS}
 
 
 class Net(nn.Module):

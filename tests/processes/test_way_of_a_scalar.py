@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_a_scalar_passes_few_files_and_functions(way: str, last: str, most_files: int, most_functions: int):
-    done = run_python("-m", "benchmarks.way_of_a_scalar", way, cwd=ROOT)
+    done = run_python("-m", "benchmarks.record.way_of_a_scalar", way, cwd=ROOT)
     *lines, total = done.stdout.splitlines()
     files, functions = (int(word) for word in total.split() if word.isdigit())
     assert len(lines) == files <= most_files, done.stdout

@@ -9,7 +9,7 @@ to the bytes in the merged files, and the memory. With `--slow` each operation o
 `status`: `distsummary status` in a process of its own, on a run that trains, of which one rank is lost. The
 times are seconds of the wall clock, of several calls the smallest and the largest.
 
-`join`: how ranks register and finish; see `benchmarks.ranks_join`.
+`join`: how ranks register and finish; see `benchmarks.ranks.join`.
 
 `merge`: the merge of the rank files when the training has ended; CPU seconds, memory, and both of a second
 merge of the same files, which also compares its steps with those of the first.
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.ranks_join import PARTS, join, slow_files
+from benchmarks.ranks.join import PARTS, join, slow_files
 from distsummary import Topology
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merge import merge_run

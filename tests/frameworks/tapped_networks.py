@@ -1,23 +1,13 @@
-"""Operators inside of a network: what a tap costs, and whether each value arrives exactly once.
+"""Networks tapped by operators in every way to run them, and whether each value arrives exactly once."""
 
-- `python -m benchmarks.taps`: CPU time of a tap, (100 taps less 0 taps) / 100, in interleaved rounds.
-- `python -m benchmarks.taps --matrix`: each kind of tap in each way to run a network, one table.
-- `python -m benchmarks.taps --soak 100000`: memory and compilations of so many steps with taps.
-"""
-
-import argparse
 import contextlib
-import gc
 import logging
-import statistics
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 import torch.multiprocessing
 from torch import Tensor, nn
@@ -29,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import distsummary as ds
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.collect.values import operators, torch_operators
+from distsummary.collect.values import operators
 from distsummary.collect.values.checked_values import checked_value
 
 logger = logging.getLogger(__name__)
@@ -37,9 +27,6 @@ logger = logging.getLogger(__name__)
 STEPS = 3
 KINDS = ("scalar", "tensor", "image", "histogram", "gradient", "gradient histogram")
 RANKS = 2
-
-
-# --- the matrix ---------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -265,135 +252,3 @@ def faults_of_ranks(
         name: {kind: "; ".join(filter(None, (rank[name][kind] for rank in ranks))) for kind in kinds}
         for name in names
     }
-
-
-def print_matrix(backend: str) -> None:
-    """Each kind alone in each way."""
-    rows: dict[str, dict[str, str]] = {name: {} for name in (*WAYS, *WAYS_OF_RANKS)}
-    for kind in KINDS:
-        for name, way in WAYS.items():
-            rows[name] |= faults(way, (kind,), backend)
-        for name, found in faults_of_ranks((*WAYS_OF_RANKS,), (kind,), backend).items():
-            rows[name] |= found
-    print(
-        f"torch {torch.__version__}, backend {backend}, each value exactly once in {STEPS} of {STEPS} steps\n"
-    )
-    print("| way |", " | ".join(KINDS), "|")
-    print("|---" * (1 + len(KINDS)) + "|")
-    for name, found in rows.items():
-        print(f"| {name} |", " | ".join(found[kind] or "yes" for kind in KINDS), "|")
-    right = sum(not fault for found in rows.values() for fault in found.values())
-    print(f"\n{right} of {len(rows) * len(KINDS)} right")
-
-
-# --- what a tap costs ---------------------------------------------------------------------------------------
-
-TAPS = 100
-LIMIT_US = {"compiled": 1.0, "eager": 25.0}
-BLOCK = 50  # steps
-
-
-class Tapped(nn.Module):
-    """A layer, and taps of the 100 numbers or tensors of a further input, there with and without taps."""
-
-    def __init__(self, kind: str, taps: int) -> None:
-        super().__init__()
-        self.layer, self.kind, self.taps = nn.Linear(64, 64), kind, taps
-
-    def forward(self, x: Tensor, more: Tensor) -> Tensor:
-        """A loss."""
-        x = self.layer(x).relu()
-        for index, one in enumerate(more.unbind()):
-            if index >= self.taps:
-                x = x * one.mean() if self.kind == "gradient" else x
-            elif self.kind == "scalar":
-                ds.summary.scalar(f"scalar{index}", one.reshape(()))
-            elif self.kind == "histogram":
-                ds.summary.histogram(f"histogram{index}", one)
-            else:
-                x = x * ds.summary.gradient(f"gradient{index}", one).mean()
-        return x.square().mean()
-
-
-def block_us(step: Callable[[Tensor, Tensor], Tensor], run: ds.Run, x: Tensor, more: Tensor) -> float:
-    """Microseconds of CPU of all threads that a step takes."""
-    began = time.process_time()
-    for _ in range(BLOCK):
-        with run.next_step():
-            step(x, more).backward()
-    return 1e6 * (time.process_time() - began) / BLOCK
-
-
-def print_costs(rounds: int, backend: str) -> None:
-    """The CPU time of a tap in a run that records, and in one without a listener."""
-    torch.set_num_threads(1)
-    x = torch.randn(8, 64)
-    print(f"torch {torch.__version__}; microseconds of CPU of a tap, median of {rounds} rounds\n")
-    print("| tap | mode | recorded | no listener | limit |")
-    print("|---|---|---|---|---|")
-    for kind in ("scalar", "gradient", "histogram"):
-        more = torch.rand(TAPS, 1 if kind == "scalar" else 8).requires_grad_(kind == "gradient")
-        for mode, limit in LIMIT_US.items():
-            torch._dynamo.reset()
-            nets: list[Any] = [Tapped(kind, 0), Tapped(kind, TAPS)]
-            if mode == "compiled":
-                nets = [torch.compile(net, backend=backend, fullgraph=True) for net in nets]
-            costs = []
-            for is_listening in (True, False):
-                with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-                    freq = 10**9  # histograms are not due
-                    run = stack.enter_context(
-                        ds.init(folder, quiet=True, system_metrics=False, collect_freq=freq)
-                        if is_listening
-                        else ds.Run()
-                    )
-                    for net in nets * 2:
-                        block_us(net, run, x, more)
-                    rows = [[block_us(net, run, x, more) for net in nets] for _ in range(rounds)]
-                costs.append(statistics.median((tapped - plain) / TAPS for plain, tapped in rows))
-            shown = " | ".join(f"{cost:.2f}" for cost in costs)
-            print(f"| {kind} | {mode} | {shown} | {limit if kind != 'histogram' else '-'} |", flush=True)
-
-
-def print_soak(steps: int, backend: str) -> None:
-    """Memory and compilations while a compiled and an eager network are tapped in a run."""
-    torch.set_num_threads(1)
-    net = Net(KINDS)
-    compiled = torch.compile(net, backend=backend, fullgraph=True)
-    x = torch.randn(4, 8)
-    process = psutil.Process()
-    print("| step | RSS MB | graphs compiled | pages | pending |")
-    print("|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        run = ds.init(folder, quiet=True, system_metrics=False)
-        for step in run.steps(range(steps)):
-            (compiled if step % 2 else net)(x).backward()
-            net.zero_grad()
-            if step in (steps // 10, steps // 2, steps - 1):
-                gc.collect()
-                graphs = counters["stats"]["unique_graphs"]
-                pages = len(torch_operators._pages)
-                pending = sum(len(one._late) for one in operators.listeners())
-                rss = process.memory_info().rss / 1e6
-                print(f"| {step + 1} | {rss:.0f} | {graphs} | {pages} | {pending} |", flush=True)
-        run.close()
-
-
-def main() -> None:
-    """Parse the arguments and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--matrix", action="store_true")
-    parser.add_argument("--soak", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--backend", default="inductor")
-    given = parser.parse_args()
-    if given.matrix:
-        print_matrix(given.backend)
-    elif given.soak:
-        print_soak(given.soak, given.backend)
-    else:
-        print_costs(given.rounds, given.backend)
-
-
-if __name__ == "__main__":
-    main()

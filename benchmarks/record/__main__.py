@@ -1,9 +1,9 @@
-"""What recording costs, ours and the peers', in turns on the same machine: `python -m benchmarks.collect`.
+"""What recording costs, ours and the peers', in turns on the same machine: `python -m benchmarks.record`.
 
 Prints one JSON line for each peer and unit, medians per call: {"peer", "unit", "caller_us", "cpu_us",
 "bytes", "reps"}, of calls with several values also "value_cpu_us"; with --table also a table in Markdown.
 CPU is that of the peer's process with all threads, until its files are closed, and of its children that have
-ended. Example: `python -m benchmarks.collect
+ended. Example: `python -m benchmarks.record
 --peers ours,torch,raw --units s1,t64MB --reps 5`; a peer of another interpreter by
 --interpreter mindspore=/path/to/python.
 """
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import PEERS, UNITS
+from benchmarks.record.peers import PEERS, UNITS
 
 FIGURES = ("caller_us", "cpu_us", "bytes")
 

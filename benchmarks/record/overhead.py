@@ -1,4 +1,4 @@
-"""What recording adds to a training's own CPU time: `python -m benchmarks.overhead`.
+"""What recording adds to a training's own CPU time: `python -m benchmarks.record.overhead`.
 
 Two trainings with the defaults of `ds.init`: the digits CNN of the demo and a transformer of 10 million
 parameters, each with 1 and with 4 gloo ranks, without Ray and under it. CPU is counted where it is spent,
@@ -273,7 +273,7 @@ def started(name: str, steps: int, run_dir: str, ranks: int) -> list[dict[str, A
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "benchmarks.overhead", "--rank", name, str(steps), run_dir]
+    command = [sys.executable, "-m", "benchmarks.record.overhead", "--rank", name, str(steps), run_dir]
     shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
     processes = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=shared | {"RANK": str(rank)})

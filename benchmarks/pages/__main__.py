@@ -1,4 +1,4 @@
-"""What the page of a large run costs: `python -m benchmarks.report --ranks 1000 --steps 100000 --tags 5`.
+"""What the page of a large run costs: `python -m benchmarks.pages --ranks 1000 --steps 100000 --tags 5`.
 
 Prints one JSON line: {"ranks", "steps", "tags", "files", "wall_s", "cpu_s", "peak_mib", "megabytes"}: seconds
 and largest memory of the process that makes the page, from its start, and the size of the file. The ranks
@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.read_runs import write
+from benchmarks.read.runs import write
 
 
 def make_page(path: Path, out: Path) -> None:
@@ -53,7 +53,7 @@ def main() -> None:
         for index in path.rglob("*.idx") if asked.files else ():
             index.unlink()
         os.sync()  # else the page is made while gigabytes are being written
-        command = [sys.executable, "-m", "benchmarks.report", "--page", path, Path(directory, "page.html")]
+        command = [sys.executable, "-m", "benchmarks.pages", "--page", path, Path(directory, "page.html")]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     facts = {key: getattr(asked, key) for key in ("ranks", "steps", "tags", "files")}
     print(json.dumps(facts | json.loads(done.stdout)))

@@ -1,4 +1,4 @@
-"""What reading one tag of a run of many ranks costs, ours and the peer's: `python -m benchmarks.read_runs`.
+"""What reading one tag of a run of many ranks costs, ours and the peer's: `python -m benchmarks.read.runs`.
 
 Prints one JSON line for each way of reading, {"way", "ranks", "steps", "tags", "rows", "cpu_s", "times"}: the
 median CPU seconds, over the repetitions, of a process that has imported all that it needs, and how many times
@@ -10,7 +10,7 @@ all ranks, and the run fails unless all give the same sums:
 - pandas: `index`, and `.to_pandas()`.
 - accumulator: TensorBoard's EventAccumulator of each rank's directory, reloaded once, and its `Scalars(TAG)`.
 
-Example: `python -m benchmarks.read_runs --ranks 64 --steps 20000 --tags 5 --reps 3 --table`.
+Example: `python -m benchmarks.read.runs --ranks 64 --steps 20000 --tags 5 --reps 3 --table`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.read import Worker, serve
+from benchmarks.read.__main__ import Worker, serve
 
 RUN = "0123456789abcdef"
 TAG = "loss"
@@ -114,7 +114,7 @@ def measure(asked: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     small, large = directory / "small", directory / "large"
     write(small, 2, 300, asked.tags)
     write(large, asked.ranks, asked.steps, asked.tags)
-    workers = [Worker("benchmarks.read_runs", way) for way in asked.ways.split(",")]
+    workers = [Worker("benchmarks.read.runs", way) for way in asked.ways.split(",")]
     figures: dict[str, list[dict[str, Any]]] = {worker.way: [] for worker in workers}
     try:
         for worker in workers:

@@ -1,4 +1,4 @@
-"""How THOR's factors follow from those of curvlinops' KFAC, layer by layer: `python -m benchmarks.thor kfac`.
+"""How THOR's factors follow from those of curvlinops' KFAC, layer by layer.
 
 With N samples, P positions of a sample (of a convolution's output, or of a sequence), x the input at a
 position (of a convolution: the patch) and d the gradient there of the mean loss, curvlinops has
@@ -20,7 +20,6 @@ curvlinops averages the groups.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +31,6 @@ from distsummary.thor import THOR
 from distsummary.thor.torch_layers import ConvLayer, EmbeddingLayer, Layer
 
 SAMPLES, POSITIONS, IDS, CLASSES = (1, 8), 4, 9, 3
-APPROXIMATIONS = ("expand", "reduce")
 LOSS = nn.CrossEntropyLoss()
 Pair = tuple[Tensor, Tensor]  # A and G
 
@@ -193,29 +191,6 @@ def covariance(x: Tensor) -> Tensor:
     return torch.einsum("sip,sjp->ij", centred, centred) / len(x)
 
 
-def theirs(case: Case, approximation: str) -> dict[str, Tensor]:
-    """The factors of curvlinops' empirical KFAC, by layer and factor: "conv A"."""
-    from curvlinops import KFACLinearOperator
-    from curvlinops.kfac import FisherType
-
-    kfac = KFACLinearOperator(
-        case.twin,
-        LOSS,
-        [*case.twin.parameters()],
-        [(case.x, case.y)],
-        fisher_type=FisherType.EMPIRICAL,
-        kfac_approx=approximation,
-        check_deterministic=False,
-    )
-    kfac.compute_kronecker_factors()
-    both = (("A", kfac._input_covariances), ("G", kfac._gradient_covariances))
-    return {
-        f"{name.removesuffix('.1') if 'embedding' in name else name} {factor}": matrix.detach()
-        for factor, found in both
-        for name, matrix in found.items()
-    }
-
-
 def off(one: Tensor, other: Tensor) -> float:
     """The largest difference, relative to the largest element of the other."""
     return float((one - other).abs().max() / other.abs().max())
@@ -225,22 +200,3 @@ def least(one: Tensor, other: Tensor) -> float:
     """min over numbers c of |c one - other| / |other|, in the Frobenius norm: 0 for multiples."""
     nearest = one * ((one * other).sum() / one.square().sum())
     return float((nearest - other).norm() / other.norm())
-
-
-def compare(golden: Path | None) -> None:
-    """Print how far the factors are from theirs; write those of KFAC-expand to `golden`, if it is given."""
-    written: dict[str, np.ndarray] = {}
-    print("| samples | layer | factor | off after the relation | least off by a number: expand | reduce |")
-    print("|---|---|---|---|---|---|")
-    for samples in SAMPLES:
-        for case in cases(samples):
-            found = {name: theirs(case, name) for name in APPROXIMATIONS}
-            written |= {f"{samples} {key}": one.numpy() for key, one in found["expand"].items()}
-            for one in ours(case):
-                expand, reduce = (found[name][f"{one.layer} {one.factor}"] for name in APPROXIMATIONS)
-                print(
-                    f"| {samples} | {one.layer} | {one.factor} | {off(one.related, expand):.1e} "
-                    f"| {least(one.ours, expand):.1e} | {least(one.ours, reduce):.1e} |"
-                )
-    if golden is not None:
-        np.savez_compressed(golden, **written)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""What the pages of runs cost: see README.md in benchmarks/."""

@@ -1,0 +1,1 @@
+"""What many ranks cost: see README.md in benchmarks/."""

@@ -1,0 +1,1 @@
+"""What reading costs, next to the peers: see README.md in benchmarks/."""
