@@ -39,6 +39,7 @@ check: .venv/.dev proto-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.house --check
 
 # One of each kind of `make nightly`, for each change: the real viewers, a training of each host, MindSpore, a wheel, a
 # browser, hostile files.

@@ -1,12 +1,14 @@
-"""Counts the structure of the code: python -m benchmarks.house
+"""Counts the structure of the code: python -m benchmarks.house [--check]
 
 Lines, rooms (the folders of the package), arrows between them (a room imports from another one), floors (the
 longest chain of such arrows), class and module names that occur twice, classes of many attributes, comments
-of a whole line, and what the tests replace by monkeypatch.
+of a whole line, and what the tests replace by monkeypatch. Then the lines of each room next to its budget, which
+is in budget.toml; `--check` prints the rooms above theirs alone, and fails if there are any.
 """
 
 import ast
 import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "distsummary"
+BUDGET = Path(__file__).with_name("budget.toml")
 MANY = 15  # attributes of a class
 
 
@@ -62,8 +65,35 @@ def attributes(node: ast.ClassDef) -> int:
     return len({one.attr for one in targets if isinstance(one.value, ast.Name) and one.value.id == "self"})
 
 
+def lines_of_rooms() -> dict[str, int]:
+    """Lines of Python by room: a folder of the package, "modules" for those loose in it, "tests", "benchmarks"."""
+    found: Counter[str] = Counter()
+    for top in (PACKAGE, ROOT / "tests", ROOT / "benchmarks"):
+        for path in sources(top):
+            parts = path.relative_to(top).parts
+            room = top.name if top != PACKAGE else parts[0] if len(parts) > 1 else "modules"
+            found[room] += path.read_text().count("\n")
+    return dict(found)
+
+
+def check() -> None:
+    """Fail if a room has more lines than its budget, or none."""
+    budget = tomllib.loads(BUDGET.read_text())["lines"]
+    above = [
+        f"{room}: {lines:,} lines, budget {budget.get(room, 0):,}"
+        for room, lines in sorted(lines_of_rooms().items())
+        if lines > budget.get(room, 0)
+    ]
+    if above:
+        remedy = f"Make the room simpler, or raise its number in {BUDGET.relative_to(ROOT)} and give the reason in the commit."
+        sys.exit("\n".join([*above, remedy]))
+
+
 def main() -> None:
-    """Print one line for each count."""
+    """Print one line for each count, and one for each room."""
+    if sys.argv[1:] == ["--check"]:
+        check()
+        return
     texts = {path: path.read_text() for path in sources(PACKAGE)}
     tests = [path.read_text() for path in sources(ROOT / "tests")]
     lines = [line for text in texts.values() for line in text.splitlines()]
@@ -97,6 +127,10 @@ def main() -> None:
     width = max(map(len, counts))
     for name, count in counts.items():
         print(f"{name:{width}}  {count:>8,}")
+    budget = tomllib.loads(BUDGET.read_text())["lines"]
+    print(f"\n{'lines of a room':{width}}  {'':>8}    budget")
+    for room, lines in sorted(lines_of_rooms().items()):
+        print(f"{room:{width}}  {lines:>8,}  {budget.get(room, 0):>8,}")
 
 
 if __name__ == "__main__":
