@@ -7,7 +7,6 @@ BIN := .venv/bin
 MINDINSIGHT := .venv-mindinsight/bin
 MINDSPORE := .venv-mindspore/bin
 PEERS := .venv-peers/bin
-PEERS_NUMPY1 := .venv-peers-numpy1/bin
 # The versions that MindInsight pins have no wheels beyond Python 3.11; MindSpore and the peers have none beyond 3.12.
 PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep -q ' 3\.11\.' && echo $(PYTHON); }),\
   $(error this needs Python 3.11 beside $(PYTHON); name one: make $(MAKECMDGOALS) PYTHON311=PATH))
@@ -46,6 +45,7 @@ check: .venv/.dev proto-check
 smoke: .venv/.dev .venv-hosts/.done $(MINDINSIGHT)/.done $(MINDSPORE)/.done
 	$(PYTEST) tests/interop tests/hosts -m smoke
 	PYTEST_ADDOPTS= $(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m smoke
+	$(MAKE) -s gpu-check GPU="--device cpu"
 	$(MAKE) -s wheel-check
 	if command -v chromium >/dev/null; then $(MAKE) -s test-ui UI=smoke; else echo "pages in a browser: no chromium" | tee -a "$${DISTSUMMARY_SKIPPED:-/dev/null}"; fi
 	$(MAKE) -s torture LEVEL=fuzz SEED=1 TORTURE="--seconds 0.5"
@@ -105,10 +105,14 @@ bench-overhead: .venv/.bench
 
 # The cost of a landscape's point next to the peers: python -m benchmarks.landscape --help
 LANDSCAPE ?= --table
-LANDSCAPE_PEERS := --peers ours,naive,losscape,landscaper,loss-landscapes,loss-landscape-3d,mindspore
-bench-landscape: .venv/.bench $(MINDSPORE)/.done $(PEERS)/.done $(PEERS_NUMPY1)/.done
+LANDSCAPE_PEERS := --peers ours,naive,losscape,mindspore
+bench-landscape: .venv/.bench $(MINDSPORE)/.done $(PEERS)/.done
 	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 1 --workers 1,2 $(LANDSCAPE)
 	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 2 --workers 1 $(LANDSCAPE)
+
+# All that touches a GPU: right, and how fast, in one table; at most 8 minutes. GPU="--device cpu": here, on small sizes.
+gpu-check: .venv/.dev
+	$(BIN)/python -m benchmarks.gpu_check $(GPU)
 
 proto: .venv-proto/.done
 	cd proto && ../.venv-proto/bin/protoc -I. --python_out=.. --pyi_out=.. distsummary/format/pb/*.proto
@@ -165,12 +169,8 @@ $(MINDSPORE)/.done: tests/tools/requirements-mindspore.txt
 	.ci/environment .venv-mindspore $(PYTHON311) -r $<
 	touch $@
 
-$(PEERS)/.done: benchmarks/requirements-landscape-peers.txt
+$(PEERS)/.done: benchmarks/landscape/requirements-peers.txt
 	.ci/environment .venv-peers $(PYTHON311) "$(TORCH)" -r $<
-	touch $@
-
-$(PEERS_NUMPY1)/.done: benchmarks/requirements-landscape-peers-numpy1.txt
-	.ci/environment .venv-peers-numpy1 $(PYTHON311) "$(TORCH)" -r $<
 	touch $@
 
 .venv-node/.done: Makefile

@@ -1,11 +1,16 @@
-"""All that touches a GPU, right and how fast, in one table: `make gpu-check`, or `python -m benchmarks.gpu_check`.
+"""All that touches a GPU, right and how fast, in one table: `make gpu-check`.
 
-Each row compares what we compute on the device with the same on the host in float64 or bit for bit, and its time
-with a peer's in turns (medians of the wall clock, the device waited for): a copy with `tensor.cpu()`, a histogram
-with `torch.histc`, norms with `torch.nn.utils.get_total_norm`, a step of a training that records everything with
-the same step alone, a point of a landscape with the loop that everyone writes, and with losscape where it is
-installed. At most 8 minutes on one GPU; `--device cpu` runs the same functions on small sizes.
-The exit code is 1 if a row is wrong.
+Each row compares what we compute on the device with the same on the host, in float64 or bit for bit, and its
+time with a peer's, in turns (medians of the wall clock; the device is waited for):
+
+    a copy                                with tensor.cpu()
+    a histogram                           with torch.histc
+    norms                                 with torch.nn.utils.get_total_norm
+    a step that records everything        with the same step alone
+    a point of a landscape, by engine     with the loop that everyone writes, and losscape if it is installed
+
+At most 8 minutes on one GPU; `--device cpu` runs the same functions on small sizes. The exit code is 1 if a
+row is wrong.
 """
 
 import argparse
@@ -19,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import distsummary as ds
 from benchmarks.landscape.peers import Losscape, Naive, Ours
@@ -30,6 +35,13 @@ from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_squares import device_sums
 
 ROUNDS = 7
+EVERYTHING: dict[str, Any] = {
+    "histograms": ".*",
+    "gradients": ".*",
+    "tensors": ".*bias",
+    "norms": True,
+    "graph": "modules",
+}
 ENGINES = ("row", "graph", "graph+x26", "graph+cuda_graph", "graph+compile", "")  # "": the planner's choice
 
 
@@ -45,7 +57,7 @@ class Row(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What is measured: elements of a copy and of a histogram, blocks and steps of a training, a task, rounds."""
+    """Elements of a copy, blocks, rows and steps of a training, a task of landscapes and its engines."""
 
     elements: int
     blocks: int
@@ -79,7 +91,7 @@ def synchronize(device: str) -> None:
 
 
 def copies(device: str, sizes: Sizes) -> Iterator[Row]:
-    """A copy to the host that does not hold up the training; it must be as the tensor was when it was asked for."""
+    """A copy to the host that does not hold up the training; it is what the tensor was when asked for."""
     tensor = torch.randn(sizes.elements, device=device)
     snapshot = framework_of(tensor).snapshot
     before = tensor.cpu().numpy().copy()
@@ -107,20 +119,19 @@ def histograms(device: str, sizes: Sizes) -> Iterator[Row]:
     for dtype in (torch.float32, torch.bfloat16):
         tensor = torch.randn(sizes.elements // 4, device=device).to(dtype)
         tensor[:3] = torch.tensor([float("nan"), float("inf"), -float("inf")], device=device)
-        ours = torch_histogram.unpacked(tensor.numel(), dtype, torch_histogram.count(tensor).cpu().numpy())
-        host = count_histogram(tensor.float().cpu().numpy())
-        same = np.array_equal(ours.counts, host.counts) and (ours.min, ours.max) == (host.min, host.max)
-        finite = tensor[3:].float()
-        took, peer = timed(device, lambda: torch_histogram.count(tensor), lambda: torch.histc(finite, 100))
-        fault = "" if same else f"counts {ours.counts.sum()} of {host.counts.sum()}, or other bins"
-        yield Row(
-            f"histogram, {dtype}".replace("torch.", ""),
-            f"{tensor.numel():,}",
-            took,
-            "torch.histc",
-            peer,
-            fault,
-        )
+        yield histogram(device, tensor)
+
+
+def histogram(device: str, tensor: torch.Tensor) -> Row:
+    """One tensor's."""
+    counted = torch_histogram.count(tensor).cpu().numpy()
+    ours = torch_histogram.unpacked(tensor.numel(), tensor.dtype, counted)
+    host = count_histogram(tensor.float().cpu().numpy())
+    same = np.array_equal(ours.counts, host.counts) and (ours.min, ours.max) == (host.min, host.max)
+    finite = tensor[3:].float()
+    took, peer = timed(device, lambda: torch_histogram.count(tensor), lambda: torch.histc(finite, 100))
+    fault = "" if same else f"counts {ours.counts.sum()} of {host.counts.sum()}, or other bins"
+    return Row(f"histogram, {tensor.dtype}", f"{tensor.numel():,}", took, "torch.histc", peer, fault)
 
 
 def norms(device: str, sizes: Sizes) -> Iterator[Row]:
@@ -138,19 +149,20 @@ def norms(device: str, sizes: Sizes) -> Iterator[Row]:
 
 
 def training(device: str, sizes: Sizes) -> Iterator[Row]:
-    """A training that records everything, next to the same without; its phases, and the samples of its GPU."""
+    """A training that records everything, samples of its GPU too, next to the same that records nothing."""
     torch.manual_seed(0)
     x = torch.randn(sizes.rows, 3, 32, 32, device=device)
     y = torch.randint(0, 10, (sizes.rows,), device=device)
 
-    def steps(run: ds.Run | None, count: int) -> float:
+    def steps(count: int, run_dir: Path | None = None) -> tuple[float, ds.Run | None]:
         torch.manual_seed(1)
         model = ResNet(sizes.blocks).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        if run is not None:
-            run.watch(model, optimizer)
+        run = None
+        if run_dir is not None:
+            run = ds.init(run_dir, watch=model, optimizer=optimizer, quiet=True, **EVERYTHING)
         begin = time.perf_counter()
-        for _ in run.steps(range(count)) if run is not None else range(count):
+        for _ in range(count) if run is None else run.steps(range(count)):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
@@ -158,29 +170,17 @@ def training(device: str, sizes: Sizes) -> Iterator[Row]:
             if run is not None:
                 run.log(loss=loss)
         synchronize(device)
-        return 1e3 * (time.perf_counter() - begin) / count
+        return 1e3 * (time.perf_counter() - begin) / count, run
 
-    steps(None, 3)
-    alone = steps(None, sizes.steps)
+    steps(3)
+    alone, _ = steps(sizes.steps)
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         run_dir = Path(directory, "run")
-        everything = {
-            "histograms": ".*",
-            "gradients": ".*",
-            "tensors": ".*bias",
-            "norms": True,
-            "graph": "modules",
-        }
-        with ds.init(run_dir, quiet=True, system_metrics_s=1.0, **everything) as run:
-            took = steps(run, sizes.steps)
-        yield Row(
-            "step that records everything",
-            f"{sizes.steps} steps",
-            took,
-            "the step alone",
-            alone,
-            faults_of(run_dir, run, device),
-        )
+        took, run = steps(sizes.steps, run_dir)
+        assert run is not None
+        run.close()
+        fault = faults_of(run_dir, run, device)
+    yield Row("step, all recorded", f"{sizes.steps} steps", took, "the step alone", alone, fault)
 
 
 def faults_of(run_dir: Path, run: ds.Run, device: str) -> str:
@@ -264,21 +264,19 @@ def main() -> None:
         sys.exit("torch sees no GPU here; --device cpu runs the same functions on small sizes")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     name = torch.cuda.get_device_name() if asked.device == "cuda" else "the host, small sizes"
-    print(
-        f"torch {torch.__version__} on {name}\n\n| what | size | ms | peer | its ms | ratio | right |\n|---|---|---|---|---|---|---|"
-    )
+    print(f"torch {torch.__version__} on {name}\n")
+    print("| what | size | ms | peer | its ms | ratio | right |")
+    print("|---" * 7 + "|")
     faults = 0
     for part in asked.parts.split(","):
         for row in PARTS[part](asked.device, ON_GPU if asked.device == "cuda" else ON_HOST):
-            peer_ms, ratio = (
-                ("", "")
+            its = (
+                ["", ""]
                 if row.peer_ms is None
-                else (f"{row.peer_ms:.3g}", f"{row.ours_ms / row.peer_ms:.2f}")
+                else [f"{row.peer_ms:.3g}", f"{row.ours_ms / row.peer_ms:.2f}"]
             )
-            print(
-                f"| {row.what} | {row.size} | {row.ours_ms:.3g} | {row.peer} | {peer_ms} | {ratio} | {row.fault or 'yes'} |",
-                flush=True,
-            )
+            cells = [row.what, row.size, f"{row.ours_ms:.3g}", row.peer, *its, row.fault or "yes"]
+            print(f"| {' | '.join(cells)} |", flush=True)
             faults += bool(row.fault)
     sys.exit(min(faults, 1))
 

@@ -2,8 +2,8 @@
 
 Lines, rooms (the folders of the package), arrows between them (a room imports from another one), floors (the
 longest chain of such arrows), class and module names that occur twice, classes of many attributes, comments
-of a whole line, and what the tests replace by monkeypatch. Then the lines of each room next to its budget, which
-is in budget.toml; `--check` prints the rooms above theirs alone, and fails if there are any.
+of a whole line, and what the tests replace by monkeypatch. Then the lines of each room next to its budget,
+which is in budget.toml; `--check` prints the rooms above theirs alone, and fails if there are any.
 """
 
 import ast
@@ -66,7 +66,7 @@ def attributes(node: ast.ClassDef) -> int:
 
 
 def lines_of_rooms() -> dict[str, int]:
-    """Lines of Python by room: a folder of the package, "modules" for those loose in it, "tests", "benchmarks"."""
+    """Lines of Python by room: each folder of the package, "modules" (loose in it), tests, benchmarks."""
     found: Counter[str] = Counter()
     for top in (PACKAGE, ROOT / "tests", ROOT / "benchmarks"):
         for path in sources(top):
@@ -85,7 +85,10 @@ def check() -> None:
         if lines > budget.get(room, 0)
     ]
     if above:
-        remedy = f"Make the room simpler, or raise its number in {BUDGET.relative_to(ROOT)} and give the reason in the commit."
+        place = BUDGET.relative_to(ROOT)
+        remedy = (
+            f"Make the room simpler, or raise its number in {place}: a commit of its own, with the reason."
+        )
         sys.exit("\n".join([*above, remedy]))
 
 

@@ -1,4 +1,4 @@
-"""When a page of a run paints first: `.venv-ui/bin/python -m benchmarks.pages.first_paint PAGE.html [--count 9]`.
+"""When a page paints first: `.venv-ui/bin/python -m benchmarks.pages.first_paint PAGE.html [--count 9]`.
 
 Needs what `make test-ui` needs. Prints one JSON line: milliseconds from the begin of the navigation to the
 first contentful paint, median and largest, and the median until all views are made.

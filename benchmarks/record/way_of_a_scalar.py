@@ -1,8 +1,8 @@
 """Which files and functions of the package a scalar passes.
 
-`python -m benchmarks.record.way_of_a_scalar log`, to disk: one float is logged in a warm run of `ds.init`, in this
-process and without Ray, and its step is ended. The functions are those on the threads of the loop and of the
-writer, until the bytes are in the file.
+`python -m benchmarks.record.way_of_a_scalar log`, to disk: one float is logged in a warm run of `ds.init`,
+in this process and without Ray, and its step is ended. The functions are those on the threads of the loop and
+of the writer, until the bytes are in the file.
 
 `python -m benchmarks.record.way_of_a_scalar merge`, from the files of two ranks to the merged curve: a warm
 LiveMerge reads one more step of both ranks and appends it to the merged files.

@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import inference
 from distsummary import Directions, Evaluation
 from distsummary.checkpoints.safetensors import map_safetensors, write_safetensors
 from distsummary.errors import LandscapeError
@@ -39,6 +38,7 @@ from distsummary.landscapes.engines.worker import LandscapeWorker
 from distsummary.landscapes.model.torch_saved import SavedValues, can_stay
 from distsummary.landscapes.model.user_code import BatchLoss
 from tests.disks import FULL, room_for
+from tests.frameworks import large_models
 from tests.frameworks.landscape_nets import (
     CRITERION,
     NETS,
@@ -417,12 +417,10 @@ def test_the_own_state_is_the_state_without_a_copy() -> None:
 MEASURE = """
 import json, resource, sys
 from pathlib import Path
-import numpy as np
-import benchmarks.inference as benchmark
-benchmark.XS, shape, checkpoint = np.array([0.4]), benchmark.Shape(*SHAPE), Path(sys.argv[1])
+from tests.frameworks import large_models
 found = []
 for what in ("loss", "inference", "checkpoint"):
-    benchmark.measure(what, shape, 1, 128, checkpoint)
+    large_models.evaluate(what, large_models.Shape(*SHAPE), 128, Path(sys.argv[1]))
     found.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 print(json.dumps(found))
 """
@@ -432,7 +430,7 @@ SHAPE = 12_000, 512, 8, 4, 1024
 @pytest.mark.long
 def test_no_copy_of_the_model_is_made(tmp_path: Path) -> None:
     """Of 19 million parameters, 74 MB; what is needed in addition does not grow with the model."""
-    inference.measure("save", inference.Shape(*SHAPE), 1, 1, tmp_path / "a.safetensors")
+    large_models.evaluate("save", large_models.Shape(*SHAPE), 1, tmp_path / "a.safetensors")
     script = MEASURE.replace("SHAPE", repr(SHAPE))
     done = run_python("-W", "ignore", "-c", script, tmp_path / "a.safetensors")
     plain, *others = json.loads(done.stdout)

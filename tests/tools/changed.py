@@ -1,4 +1,4 @@
-"""The test files that a change touches, a line each: `python -m tests.tools.changed BASE`, `make test-changed`.
+"""The test files that a change touches, for `make test-changed`: python -m tests.tools.changed BASE
 
 A module is touched if it differs from the commit BASE or imports one that is, over any number of imports.
 A test file is touched if it or a helper that it imports changed, or names a touched module, be it in the text

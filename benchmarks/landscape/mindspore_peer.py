@@ -9,11 +9,11 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from landscape_peers import Own
 from mindspore import context, nn
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Loss, Model
 from mindspore.train.callback import SummaryLandscape
+from peers import Own
 
 
 class MindSpore(Own):

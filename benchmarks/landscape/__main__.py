@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.landscape_peers import PEERS
-from benchmarks.landscape_tasks import (
+from benchmarks.landscape.peers import PEERS
+from benchmarks.landscape.tasks import (
     SIZE,
     TASKS,
     Problem,
@@ -49,12 +49,9 @@ ENVIRONMENT = {
 }
 
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = {  # of the peers, where the Makefile puts them
     "losscape": ".venv-peers",
-    "loss-landscapes": ".venv-peers",
-    "loss-landscape-3d": ".venv-peers",
-    "landscaper": ".venv-peers-numpy1",
     "mindspore": ".venv-mindspore",
 }
 
@@ -68,7 +65,7 @@ class Process:
                 interpreter,
                 "-W",
                 "ignore",
-                str(Path(__file__).with_name("landscape_peers.py")),
+                str(Path(__file__).with_name("peers.py")),
                 peer,
                 str(threads),
             ],

@@ -1,12 +1,10 @@
-"""The peers of the landscape benchmark: one class each, run as `landscape_peers.py PEER THREADS`.
+"""The peers of the landscape benchmark: one class each, run as `peers.py PEER THREADS`.
 
 A worker process reads one request a line ({"task": path, "rows", "columns"} or {"task": path, "check": path})
 and answers with its figures. Each peer is timed in its own loop over the points, with one batch that is
 ready: no loader, no plots, no files.
 """
 
-import contextlib
-import io
 import json
 import os
 import resource
@@ -36,7 +34,7 @@ class Plain:
     engine = ""
 
     def __init__(self, path: str) -> None:
-        from landscape_tasks import Problem
+        from tasks import Problem
 
         self.problem = Problem(path)
         self.model, self.batch = self.problem.torch_parts()
@@ -98,33 +96,13 @@ class Losscape(Plain):
         return float(self.compute_loss(self.model, [self.batch], None, None, 1))
 
 
-class LossLandscape3d(Plain):
-    """loss-landscape-3d: `LossLandscapeCalculator.calculate`."""
-
-    engine = "loss-landscape-3d"
-
-    def prepare(self) -> None:
-        """State dicts of the directions."""
-        import torch
-        from loss_landscape_3d.calculator import LossLandscapeCalculator
-
-        self.calculator = LossLandscapeCalculator(self.model, [self.batch], torch.nn.CrossEntropyLoss())
-        self.centre = {n: t.clone() for n, t in self.model.state_dict().items()}
-        self.dicts = [dict(zip(self.problem.names, axes, strict=True)) for axes in self.axes]
-
-    def run(self, rows: int, columns: int) -> np.ndarray:
-        """See Plain."""
-        losses = self.calculator.calculate(axis(columns), axis(rows), *self.dicts, self.centre)
-        return np.asarray(losses).T
-
-
 class Own:
     """A peer that makes its own steps in weight space: what it evaluates is read off the model."""
 
     engine = ""
 
     def __init__(self, path: str) -> None:
-        from landscape_tasks import Problem
+        from tasks import Problem
 
         self.problem = Problem(path)
         self.model, self.batch = self.problem.torch_parts()
@@ -162,37 +140,6 @@ class Own:
         return found
 
 
-class Landscaper(Own):
-    """Landscaper 1.3: `compute_loss_landscape`; few steps a side are a gift, it walks to each point."""
-
-    engine = "landscaper"
-
-    def grid(self, steps: int) -> None:
-        """See Own."""
-        from landscaper.compute import compute_loss_landscape
-
-        directions = [[d.clone() for d in axes] for axes in self.axes]
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            compute_loss_landscape(
-                self.model, self.batch, directions, self.loss, steps, distance=1.0, dim=2, device="cpu"
-            )
-
-
-class LossLandscapes(Own):
-    """loss-landscapes 3.0: `random_plane`, normalised by layer ("filter" divides by zero at BN)."""
-
-    engine = "loss-landscapes"
-
-    def grid(self, steps: int) -> None:
-        """See Own. Its wrapper hides the module's parameters, so the module itself is evaluated."""
-        import copy
-
-        from loss_landscapes import random_plane
-
-        model = copy.deepcopy(self.model)
-        random_plane(model, lambda _: self.loss(model), distance=1, steps=steps, normalization="layer")
-
-
 class Float64(Naive):
     """The reference itself."""
 
@@ -211,9 +158,9 @@ class Ours:
     """distsummary: the engine that the planner chooses, or the one named in `ours:ENGINE+xCHUNK+OPTION`."""
 
     def __init__(self, path: str, engine: str = "", device: str = "cpu") -> None:
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
         import torch
-        from landscape_tasks import SIZE, Problem
+        from tasks import SIZE, Problem
 
         from distsummary.landscapes.directions.planes import PlanePlan
         from distsummary.landscapes.directions.recipe import Directions
@@ -257,7 +204,7 @@ def named_choice(text: str, threads: int) -> Any:
 
 def open_mindspore(path: str) -> Own:
     """MindSpore's own landscape; its interpreter has no torch."""
-    from landscape_mindspore import MindSpore
+    from mindspore_peer import MindSpore
 
     return MindSpore(path)
 
@@ -267,9 +214,6 @@ PEERS: dict[str, Callable[[str], Any]] = {
     "naive": Naive,
     "float64": Float64,
     "losscape": Losscape,
-    "landscaper": Landscaper,
-    "loss-landscapes": LossLandscapes,
-    "loss-landscape-3d": LossLandscape3d,
     "mindspore": open_mindspore,
 }
 
