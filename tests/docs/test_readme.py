@@ -187,7 +187,6 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_the_judgement_of_a_clone_runs_targets_that_exist() -> None:
-    lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    used = [target for line in lines for target in _make_targets_of(line.strip())]
-    assert used == ["check", "test", "interop", "torture"]
-    assert set(used) <= make_targets()
+    [used] = re.findall(r"^for target in (.+); do$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    assert used.split() == ["check", "test", "demo", "smoke"]
+    assert set(used.split()) <= make_targets()

@@ -16,7 +16,7 @@ from tests.processes.norm_ranks import RANKS, STEPS
 
 pytestmark = pytest.mark.long
 
-# FSDP2 alone and TP alone have no more than these; `benchmarks.norms` measures them.
+# FSDP2 alone and TP alone have no more than these.
 RUNS = ("ddp", "hsdp", "both", "sequence")
 PENDING_SUM = "norms: the gradient of '0.weight' and 1 "
 TOLERANCE = 5e-6  # of norms
