@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 
 from distsummary.format.records import Landscape
-from distsummary.landscapes.output.cells import thinned
 from distsummary.landscapes.output.describe import axis_name, checkpoint_names, ends_of_line, made_from
 from distsummary.landscapes.output.draw import notes, title
 from distsummary.landscapes.output.grid import Grid, finite_bounds
-from distsummary.landscapes.output.scale import clipped, scale_for, tick_labels
+from distsummary.landscapes.output.scale import clipped, scale_for, thinned, tick_labels
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view.packing import small
 from distsummary.view.reduce import Array

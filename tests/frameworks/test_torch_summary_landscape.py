@@ -29,7 +29,9 @@ def test_a_torch_net_and_a_criterion_give_mindspores_landscapes(tmp_path: Path) 
             np.testing.assert_allclose(grid.z, stored[grid.tag]["z"], rtol=0, atol=1e-5)
             np.testing.assert_allclose(grid.path_loss, stored[grid.tag]["pz"], rtol=0, atol=1e-5)
     assert sorted(path.name for path in (tmp_path / "landscape").glob("*.png")) == [
-        f"landscape_{which}{suffix}" for which in ("1-4", "3-6", "6") for suffix in (".png", "_surface.png")
+        *(f"landscape_{path}{kind}.png" for path in ("1-4", "3-6") for kind in ("", "_curve", "_surface")),
+        "landscape_6.png",
+        "landscape_6_surface.png",
     ]
 
 

@@ -56,7 +56,7 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
     assert [v.tag for v in pictures] == [
         "landscape_[1, 4]",
         "landscape_[1, 4]/surface",
-        "landscape_[1, 4]/checkpoints",
+        "landscape_[1, 4]/curve",
         "landscape_[4]",
         "landscape_[4]/surface",
     ]
@@ -65,12 +65,13 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
         assert card.encoded.startswith(b"\x89PNG")
         assert 630 < card.width < 650
     file = run_dir.landscape_file("landscape_[1, 4]", ".png").read_bytes()
-    assert struct.unpack(">II", file[16:24]) == (1440, 672)
+    assert struct.unpack(">II", file[16:24]) == (816, 672)
     assert (grids["pca"].run, grids["pca"].model) == ("run", "Mlp")
     assert grids["pca"].lengths == pytest.approx({"x": 1.0, "y": 1.0})
     names = sorted(p.name for p in run_dir.landscape_dir.iterdir() if p.suffix in (".npz", ".png"))
     assert names == [
-        f"landscape_{which}{suffix}" for which in ("1-4", "4") for suffix in (".npz", ".png", "_surface.png")
+        *(f"landscape_1-4{suffix}" for suffix in (".npz", ".png", "_curve.png", "_surface.png")),
+        *(f"landscape_4{suffix}" for suffix in (".npz", ".png", "_surface.png")),
     ]
 
 
@@ -121,7 +122,7 @@ def test_a_second_landscape_joins_the_first(run_dir: RunDir) -> None:
     draw(around=run_dir, directions="random", run_dir=run_dir)
     assert tags(run_dir, "mindspore", "landscape") == ["landscape_[1, 4]", "landscape_[4]"]
     assert tags(run_dir, "tensorboard", "image") == [
-        *("landscape_[1, 4]", "landscape_[1, 4]/surface", "landscape_[1, 4]/checkpoints"),
+        *("landscape_[1, 4]", "landscape_[1, 4]/surface", "landscape_[1, 4]/curve"),
         *("landscape_[4]", "landscape_[4]/surface"),
     ]
 

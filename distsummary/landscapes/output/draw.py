@@ -1,4 +1,4 @@
-"""Draws a loss grid: contours, a surface or a curve, with the training path and a table of its losses."""
+"""Draws a loss grid with the path of its training: contours, a surface or a curve."""
 
 import io
 import textwrap
@@ -8,25 +8,20 @@ from typing import TYPE_CHECKING, Any
 from distsummary.base.checks import check_choice
 from distsummary.base.extras import require
 from distsummary.errors import InvalidValueError
-from distsummary.landscapes.output.cells import thinned
 from distsummary.landscapes.output.describe import ends_of_line, made_from, not_finite, shortened
 from distsummary.landscapes.output.grid import Grid
-from distsummary.landscapes.output.label_placement import place_labels
 from distsummary.landscapes.output.scale import scale_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = ("contour", "surface", "checkpoints")
+KINDS = ("contour", "surface", "curve")
 FORMATS = ("png", "pdf", "svg")
-MAX_ROWS = 12  # checkpoints in the table
-MAX_NAME = 16  # letters of a run's name: the table has no room for more
+MAX_NAME = 30  # letters of a run's name: a legend has no room for more
 TITLE_LETTERS = 8.8  # per inch of a title
 SMALL_LETTERS = 14.0  # per inch of the smaller text
 DPI = 120
-HEIGHT = 5.6  # inches
-WIDTHS = {"contour": 6.8, "surface": 6.8, "checkpoints": 4.8}  # inches
-BESIDE = 12.0  # inches of a picture with the checkpoints next to it
+SIZE = (6.8, 5.6)  # inches
 SIZES = (2.0, 60.0)  # the smallest and the largest width or height, in inches
 MAX_NAMES = 120  # letters of all names in the title
 MUCH_ROUNDING = 0.1  # the picture has a note if rounding loses a larger share of the steps
@@ -40,25 +35,18 @@ def draw(grid: Grid, kind: str = "contour", format: str = "png", **options: Any)
 
 
 def figure_of(
-    grid: Grid,
-    kind: str = "contour",
-    *,
-    alone: bool = False,
-    size: tuple[float, float] | None = None,
-    dpi: float = DPI,
+    grid: Grid, kind: str = "contour", *, size: tuple[float, float] | None = None, dpi: float = DPI
 ) -> "Figure":
-    """The grid as a figure; a grid of one row is drawn as a curve, unless the kind is "checkpoints".
-
-    Does not touch matplotlib's global state.
+    """The grid as a figure; does not touch matplotlib's global state.
 
     Args:
-        kind: "contour", "surface", or "checkpoints", the losses of the path's checkpoints as curve and table.
-        alone: leave out the checkpoints that are otherwise next to contour or surface.
+        kind: "contour", "surface", or "curve", the losses of the path's checkpoints. A grid of one row is a
+            curve over its axis, whatever the kind.
         size: width and height in inches. Fonts keep their size, so they are larger in a smaller figure.
         dpi: pixels per inch.
 
-    Raises InvalidValueError for an unknown kind, for checkpoints of a grid without a path, and for a size
-    out of range, MissingExtraError if matplotlib is not installed.
+    Raises InvalidValueError for an unknown kind, for the curve of a plane without a path, and for a size out
+    of range, MissingExtraError if matplotlib is not installed.
     """
     check_choice("kind", kind, KINDS)
     if size is not None:
@@ -69,53 +57,35 @@ def figure_of(
                 f"size must be (width, height), both from {smallest:g} to {largest:g} inches, such as "
                 f"(8, 6), got {size!r}"
             )
-    # draw_curve wraps the names of a line's runs. Matplotlib reads text between two $ as a formula.
-    runs = grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)
-    runs = tuple(run.replace("$", r"\$") for run in runs)
-    grid = replace(grid, runs=runs)
-    has_path = len(grid.path) > 1 and grid.kind != "line"
-    if kind == "checkpoints" and not has_path:
+    is_row = min(grid.z.shape) == 1
+    if kind == "curve" and not is_row and len(grid.path) < 2:
         raise InvalidValueError(
             "kind must be contour or surface, as this landscape has no path of several checkpoints, got "
-            "'checkpoints'"
+            "'curve'"
         )
-    has_side = has_path and not alone and kind != "checkpoints"
+    # draw_curve wraps the names of a line's runs. Matplotlib reads text between two $ as a formula.
+    runs = grid.runs if grid.kind == "line" else shortened(grid.runs, MAX_NAME)
+    grid = replace(grid, runs=tuple(run.replace("$", r"\$") for run in runs))
     require("a picture of a landscape", "matplotlib")
     from distsummary.landscapes.output import panels
 
-    width, height = size or (BESIDE if has_side else WIDTHS[kind], HEIGHT)
-    figure: Any = panels.empty_figure(width, height, dpi)
-    # Notes belong to the whole figure, so that they are below both subfigures and their legends.
-    side = None
-    if has_side:
-        main, side = figure.subfigures(1, 2, width_ratios=[1.5, 1])
-    else:
-        main = figure.subfigures(1, 1)
-    room = width * (0.6 if has_side else 1.0)
+    width, height = size or SIZE
+    figure = panels.empty_figure(width, height, dpi)
     run = grid.run.replace("$", r"\$")
     headline = f"{run}: {title(grid)}" if run else title(grid)
-    main.suptitle(_filled(headline, TITLE_LETTERS * room), fontsize="large")
-    below = [_filled(note, SMALL_LETTERS * width) for note in notes(grid)]
-    figure.supxlabel("\n".join(below), fontsize=8, color="0.4")
+    figure.suptitle(_filled(headline, TITLE_LETTERS * width), fontsize="large")
     scale = scale_for(grid.z, grid.path_loss, grid.true_loss)
-    if kind == "checkpoints":
-        side = main
-    elif min(grid.z.shape) == 1:
-        panels.draw_curve(main.subplots(), grid, scale)
+    if is_row:
+        panels.draw_curve(figure, grid, scale)
+    elif kind == "curve":
+        panels.draw_losses(figure, grid, scale)
     elif kind == "surface":
-        panels.draw_surface(main, grid, scale)
+        panels.draw_surface(figure, grid, scale)
     else:
-        panels.draw_contours(main, grid, scale)
-    if side is not main:
-        main.axes[0].set_title(_filled(made_from(grid), SMALL_LETTERS * room), fontsize=8, color="0.3")
-    if side is not None:
-        losses, numbers = side.subplots(2, 1, height_ratios=[1.1, 1])
-        panels.draw_losses(losses, grid, scale)
-        panels.draw_text(numbers, [*checkpoint_lines(grid), *plane_lines(grid)])
-    # The names come last, because they have to find room among everything else.
-    if kind == "contour" and min(grid.z.shape) > 1:
-        place_labels(figure, main.axes[0], grid)
-    return figure  # type: ignore[no-any-return]  # subfigures are typed too loosely
+        panels.draw_contours(figure, grid, scale)
+    lines = [_filled(line, SMALL_LETTERS * width) for line in (made_from(grid), *notes(grid))]
+    figure.axes[0].set_title("\n".join(lines), fontsize=8, color="0.3")
+    return figure
 
 
 def _filled(text: str, letters: float) -> str:
@@ -161,35 +131,3 @@ def notes(grid: Grid) -> list[str]:
             "than their number format can hold: that part is rounding"
         )
     return found
-
-
-def checkpoint_lines(grid: Grid) -> list[str]:
-    """A table of the path: true loss, loss in the plane, distance from the plane."""
-    lines = [f"{grid.unit:>8} {'true loss':>11} {'in plane':>11} {'outside':>8}"]
-    run_of = {k: run for run, part in grid.parts.items() for k in part}
-    # One row more is better than a last line that says how many checkpoints are shown.
-    rows = MAX_ROWS + (len(grid.path) == MAX_ROWS + 1)
-    shown = thinned(len(grid.path), rows)
-    for k in shown:
-        number = str(grid.numbers[k]) if grid.numbers else "-"
-        losses = f"{grid.true_loss[k]:>11.4g} {grid.path_loss[k]:>11.4g}"
-        lines.append(f"{number:>8} {losses} {grid.residuals[k]:>8.1%}  {run_of[int(k)]}".rstrip())
-    if len(shown) < len(grid.path):
-        lines.append(f"{len(shown)} of {len(grid.path)} checkpoints")
-    return lines
-
-
-def plane_lines(grid: Grid) -> list[str]:
-    """Lines below the table: the explained variance or the eigenvalues, and the meaning of "outside"."""
-    lines = [""]
-    if grid.explained_variance.size:
-        shares = " + ".join(f"{share:.1%}" for share in grid.explained_variance)
-        lines.append(f"explained variance {shares} = {grid.explained_variance.sum():.1%}")
-    if grid.eigenvalues:
-        lines.append("eigenvalues " + ", ".join(f"{value:.4g}" for value in grid.eigenvalues))
-    if grid.hessian_angles:
-        lines.append(
-            "to the Hessian's plane " + " and ".join(f"{a:.0f}" for a in grid.hessian_angles) + " degrees"
-        )
-    lines.append("outside: distance from the plane / distance from the end")
-    return lines

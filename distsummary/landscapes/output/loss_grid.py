@@ -149,7 +149,6 @@ class LossGrid(Grid):
         path: str | os.PathLike[str] | None = None,
         kind: str = "contour",
         *,
-        alone: bool = False,
         size: tuple[float, float] | None = None,
         dpi: float = DPI,
     ) -> "Figure | None":
@@ -162,24 +161,23 @@ class LossGrid(Grid):
 
         Args:
             path: the file to write.
-            kind: "contour" or "surface", with the path on it, or "checkpoints", the losses on the path as a
-                curve and a table. A grid of one row is drawn as a curve.
-            alone: leave out the checkpoints' curve and table, otherwise next to contour or surface.
+            kind: "contour" or "surface", with the path on it, or "curve", the losses of the checkpoints. A
+                grid of one row is a curve over its axis, whatever the kind.
             size: width and height in inches, from 2 to 60 each. Fonts keep their size, so they are relatively
                 larger in a smaller picture.
             dpi: pixels per inch.
 
-        Raises InvalidValueError for another suffix, kind or size, and for checkpoints of a grid without a
+        Raises InvalidValueError for another suffix, kind or size, and for the curve of a plane without a
         path, MissingExtraError without matplotlib, RunDirError when the file cannot be written.
         """
         if path is None:
-            return figure_of(self, kind, alone=alone, size=size, dpi=dpi)
+            return figure_of(self, kind, size=size, dpi=dpi)
         file = Path(path)
         suffix = file.suffix.lower()
         check_choice(f"the suffix of {file.name!r}", suffix, [f".{name}" for name in FORMATS])
         check_choice("kind", kind, KINDS)
         check_place(file)
-        publish(file, draw(self, kind, suffix[1:], alone=alone, size=size, dpi=dpi))
+        publish(file, draw(self, kind, suffix[1:], size=size, dpi=dpi))
         return None
 
 

@@ -6,7 +6,6 @@ from typing import Literal
 import numpy as np
 
 from distsummary.landscapes.directions.recipe import Array
-from distsummary.landscapes.output.cells import thinned
 from distsummary.landscapes.output.grid import finite_bounds
 
 LEVELS = 25
@@ -86,6 +85,11 @@ class LossScale:
         return found if len(found) > 1 else self.levels[[0, -1]]
 
 
+def thinned(size: int, most: int) -> Array:
+    """At most `most` of the indices 0 .. size-1, evenly spread, including the first and the last."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+
+
 def tick_labels(losses: Array) -> list[str]:
     """Losses as text with the fewest digits, 3 to 12, that make all texts different; with 3 if none do."""
     texts = [[f"{loss:.{digits}g}" for loss in losses] for digits in DIGITS]
@@ -102,8 +106,7 @@ def scale_for(z: Array, *others: Array) -> LossScale:
     """The scale for a surface `z` on which the losses `others` are drawn as well.
 
     The losses in `others` do not affect the range of the levels, unless no loss of the surface is finite. If
-    they span a large ratio, the scale is logarithmic even over a surface that does not: the curve of the same
-    losses next to it is.
+    they span a large ratio, the scale is logarithmic even over a surface that does not, as is their curve.
     """
     surface = clipped(z)
     if not np.isfinite(surface).any():

@@ -48,9 +48,9 @@ from distsummary.rundir.states import read_run
 LOSS_TAGS = ("loss", "loss/auto")  # distsummary's tag and MindSpore's
 # A picture in TensorBoard is a card about 400 pixels wide: small in inches, so that the fonts are large.
 CARDS: dict[str, dict[str, Any]] = {  # 640 pixels wide
-    "contour": {"alone": True, "size": (4.0, 3.8), "dpi": 160},
-    "surface": {"alone": True, "size": (5.0, 4.7), "dpi": 128},
-    "checkpoints": {"size": (4.8, 5.8), "dpi": 133.4},
+    "contour": {"size": (4.0, 3.8), "dpi": 160},
+    "surface": {"size": (5.0, 4.7), "dpi": 128},
+    "curve": {"size": (4.0, 3.8), "dpi": 160},
 }
 SHOWN_LOSS_TAG = "loss/auto"  # the only tag that MindInsight's landscape page reads
 
@@ -129,9 +129,7 @@ def write_landscapes(
                     width, height = struct.unpack(">II", card[16:24])
                     image = Image(height=height, width=width, encoded=card)
                     cards.append(Event(end_step(grid), now, [Value("image", tag, image)]))
-                    # The picture of the plane has the checkpoints next to it already.
-                    if kind != "checkpoints":
-                        files[tag] = draw(grid, kind)
+                    files[tag] = draw(grid, kind)
         except MissingExtraError as error:
             _log.warning("no pictures are drawn: %s", error)
             files, cards = {}, []
@@ -314,5 +312,5 @@ def picture_tags(grid: LossGrid) -> dict[str, str]:
     if min(grid.z.shape) > 1:
         tags[f"{grid.tag}/surface"] = "surface"
         if len(grid.path) > 1:
-            tags[f"{grid.tag}/checkpoints"] = "checkpoints"
+            tags[f"{grid.tag}/curve"] = "curve"
     return tags

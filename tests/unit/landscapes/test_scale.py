@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
-from distsummary.landscapes.output.scale import LARGEST, LEVELS, contour_levels, scale_for, tick_labels
+from distsummary.landscapes.output.scale import (
+    LARGEST,
+    LEVELS,
+    contour_levels,
+    scale_for,
+    thinned,
+    tick_labels,
+)
 
 BOWL = np.add.outer(np.linspace(-1, 1, 21) ** 2, np.linspace(-1, 1, 21) ** 2)
 
@@ -89,3 +96,9 @@ def test_the_axis_of_the_losses_says_what_stretches_them() -> None:
 def test_losses_that_differ_far_behind_the_point_are_distinguished() -> None:
     assert tick_labels(1e6 + np.array([0.001, 0.002])) == ["1000000.001", "1000000.002"]
     assert tick_labels(np.array([0.25, 0.5])) == ["0.25", "0.5"]
+
+
+def test_thinned_keeps_both_ends() -> None:
+    assert thinned(5, 9).tolist() == [0, 1, 2, 3, 4]
+    assert thinned(100, 3).tolist() == [0, 50, 99]
+    assert thinned(1, 3).tolist() == [0]
