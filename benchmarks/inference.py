@@ -8,7 +8,7 @@ billion (18 layers, 2,048; `--shape billion`), on one CPU thread:
     inference   a row of three points of a random plane, memory="inference", around the model as it is
     checkpoint  the same around a .safetensors file: the values of another training
     row         the same row by the row engine
-    landscape   `ds.landscape(size=3, memory="inference")`, from the model to its grid: 11 points
+    landscape   `ds.landscape` of 3 x 3 points by `memory="inference"`, from the model to its grid: 11 points
 
 Each runs in a process of its own. Peak memory is the largest resident set that the system saw (ru_maxrss)
 less the resident set after the imports: the model counts, and so do pages of the mapped file. The allocator
@@ -44,6 +44,7 @@ from distsummary.landscapes.engines.torch_graph_engine import TorchGraphEngine  
 from distsummary.landscapes.engines.torch_inference_engine import TorchInferenceEngine  # noqa: F401  # nor here
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.user_code import BatchLoss
+from distsummary.landscapes.request import Compute, Plane
 
 WHAT = ("forward", "loss", "inference", "checkpoint", "row", "landscape")
 POINTS = {"inference": 3, "checkpoint": 3, "row": 3, "landscape": 11}
@@ -130,7 +131,12 @@ def measure(what: str, shape: Shape, rows: int, length: int, checkpoint: Path) -
             losses = [float(loss_fn(model, batch))] if what == "loss" else [float(model(tokens).mean())]
     elif what == "landscape":
         grid = landscape(
-            model, batch_loss=loss_fn, batches=[batch], size=3, memory="inference", workers=0, progress=False
+            model,
+            batch_loss=loss_fn,
+            batches=[batch],
+            plane=Plane(size=3),
+            compute=Compute(memory="inference", workers=0),
+            progress=False,
         )
         losses = [float(loss) for loss in grid.z[1]]  # type: ignore[union-attr]  # one direction, one grid
     else:

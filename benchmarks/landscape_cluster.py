@@ -40,10 +40,9 @@ def draw(size: int, rows: int, seen: Path, workers: int | str) -> tuple[Grid, fl
         model,
         batches=batches,
         batch_loss=loss_of,
-        size=size,
+        plane=ds.Plane(size=size),
         directions="random",
-        engine="row",
-        workers=workers,
+        compute=ds.Compute(engine="row", workers=workers),
     )
     return grid, time.monotonic() - began
 

@@ -31,6 +31,7 @@ from benchmarks.inference import SHAPES, Gpt, Shape, loss_fn, row_of
 from benchmarks.landscape_peers import Ours
 from benchmarks.landscape_tasks import LARGE, SIZE, TASKS, Problem, exact_losses, flops_per_point, write_task
 from distsummary.landscapes.generator import landscape
+from distsummary.landscapes.request import Compute, Plane
 
 PARTS = ("engines", "map", "transformer")
 ENGINES = "naive,row,graph,graph+cuda_graph,graph+x26,graph+x51,graph+compile,auto"
@@ -123,7 +124,9 @@ def whole_map(task: str, path: Path, device: str) -> dict[str, Any]:
     model.to(device)
     criterion = torch.nn.CrossEntropyLoss()
     start = ready(device)
-    grid: Any = landscape(model, criterion, [batch], size=SIZE, workers=0, progress=False)
+    grid: Any = landscape(
+        model, criterion, [batch], plane=Plane(size=SIZE), compute=Compute(workers=0), progress=False
+    )
     took = ready(device) - start
     return {
         "task": task,

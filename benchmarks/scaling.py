@@ -83,7 +83,8 @@ def draw(path: Path, size: int, workers: int, watch: Watch, output: Path | None 
     model, batch = Problem(path).torch_parts()
     grid = ds.landscape(
         model, torch.nn.CrossEntropyLoss(), [batch],
-        size=size, workers=workers, engine="row", run_dir=output, progress=watch,
+        plane=ds.Plane(size=size), compute=ds.Compute(workers=workers, engine="row"),
+        run_dir=output, progress=watch,
     )  # fmt: skip
     assert isinstance(grid, ds.LossGrid)
     return grid

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from distsummary import Evaluation, LossGrid, Progress, landscape, landscape_set
+from distsummary import Evaluation, LossGrid, Progress, landscape
 from distsummary.errors import LandscapeCancelled, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import mean_product
@@ -29,6 +29,7 @@ from distsummary.landscapes.run.actor_crew import CrewTimes
 from distsummary.landscapes.run.runner import InProcessWorkers
 from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
+from tests.landscape_arguments import grouped
 from tests.patience import PATIENCE_S
 from tests.programs import run_python
 from tests.unit.landscapes import golden_mlp
@@ -60,7 +61,7 @@ def draw(workers: int | str, size: int = 7, **more: Any) -> LossGrid:
     arguments = {
         "batches": batches(), "size": size, "workers": workers, "engine": "row", "progress": False
     }  # fmt: skip
-    grid = landscape(make_model(), **(loss | arguments | more))
+    grid = landscape(make_model(), **grouped(**(loss | arguments | more)))
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -86,7 +87,7 @@ def killer(flag: Path, kills: int, at: float) -> Any:
 def draw_numpy(workers: int | str, batch_loss: Any = None, **more: Any) -> LossGrid:
     loss = {"batch_loss": batch_loss} if batch_loss else {"loss_fn": golden_mlp.cross_entropy}
     arguments = {"batches": golden_mlp.batches(), "size": 7, "workers": workers, "progress": False}
-    grid = landscape(golden_mlp.Mlp(), **(loss | arguments | more))
+    grid = landscape(golden_mlp.Mlp(), **grouped(**(loss | arguments | more)))
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -108,10 +109,13 @@ def test_any_number_of_workers_gives_the_same_bytes() -> None:
 
 
 def test_numpy_models_are_drawn_by_workers_too() -> None:
-    arguments = {"around": golden_mlp.CKPT_DIR, "size": 5, "mode": "mindspore", "progress": False}
+    arguments = {"around": golden_mlp.CKPT_DIR, "directions": ["pca"], "size": 5, "mode": "mindspore"}
     grids = [
-        landscape_set(
-            golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches(), workers=workers, **arguments
+        landscape(
+            golden_mlp.Mlp(),
+            golden_mlp.cross_entropy,
+            golden_mlp.batches(),
+            **grouped(workers=workers, progress=False, **arguments),
         )
         for workers in (0, 2)
     ]
@@ -288,7 +292,8 @@ class Training:
 
 def draw(share):
     grid = ds.landscape(
-        Model(), batch_loss=loss, batches=[np.zeros(1)], size=5, gpus_per_worker=share, progress=False
+        Model(), batch_loss=loss, batches=[np.zeros(1)], plane=ds.Plane(size=5),
+        compute=ds.Compute(gpus_per_worker=share), progress=False,
     )
     print("share", share, "workers", len(grid.worker_seconds))
 
@@ -317,9 +322,8 @@ def test_workers_get_gpus_as_long_as_there_are_some(tmp_path: Path) -> None:
     """
     found = run_python("-c", ON_GPUS, cwd=tmp_path, RAY_AUTH_MODE="disabled")
     drawn = re.findall("share (.+) workers (.+)", found.stdout)
-    *before, (_, on_cpus) = drawn
-    assert before == [("2", "2"), ("2", "2"), ("0", "2"), ("0", "2")]
-    assert on_cpus in "23"  # on a busy machine those for the two CPUs take longer to start than they may
+    assert drawn == [("2", "2"), ("2", "2"), ("0", "2"), ("0", "2")]
+    assert re.search("no engine-choosing worker began within 3 s: .*", found.stdout)
     assert re.search(r"raised RuntimeError: \[\d\] of 0 GPUs", found.stdout)
 
 
@@ -357,7 +361,9 @@ def test_a_crew_goes_from_scheduler_to_scheduler_with_the_same_actors() -> None:
 
 def test_refinement_on_workers_gives_the_same_bytes_and_leaves_out_the_same_points() -> None:
     parts, arguments = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches()), {"size": 33}
-    grids = [landscape(*parts, workers=n, refine=0.05, progress=False, **arguments) for n in (0, 2)]
+    grids = [
+        landscape(*parts, **grouped(workers=n, refine=0.05, progress=False, **arguments)) for n in (0, 2)
+    ]
     assert grids[0].computed.tobytes() == grids[1].computed.tobytes()
     assert grids[0].z.tobytes() == grids[1].z.tobytes()
     assert not grids[0].computed.all()
@@ -448,7 +454,10 @@ def stop(progress):
 
 ray.init(address=sys.argv[1], namespace="stopped", log_to_driver=False)
 parts = Mlp(), cross_entropy, batches()
-ds.landscape_set(*parts, around=CKPT_DIR, size=9, run_dir=sys.argv[2], workers=2, progress=stop)
+ds.landscape(
+    *parts, around=CKPT_DIR, directions=["pca"], plane=ds.Plane(size=9), run_dir=sys.argv[2],
+    compute=ds.Compute(workers=2), progress=stop,
+)
 """
 
 
@@ -456,11 +465,19 @@ def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp
     address = ray.get_runtime_context().gcs_address
     run_python("-c", STOPPED, address, tmp_path, cwd=ROOT, code=-signal.SIGKILL)
     reported: list[int] = []
-    arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "run_dir": tmp_path, "workers": 2}
+    arguments = {
+        "around": golden_mlp.CKPT_DIR,
+        "directions": ["pca"],
+        "size": 9,
+        "run_dir": tmp_path,
+        "workers": 2,
+    }
     parts = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches())
-    resumed = landscape_set(*parts, **arguments, progress=lambda now: reported.append(now.done))
+    resumed = landscape(*parts, **grouped(**arguments, progress=lambda now: reported.append(now.done)))
     assert reported[0] > max(reported) // 2
-    undisturbed = landscape_set(*parts, **(arguments | {"run_dir": None, "workers": 0}), progress=False)
+    undisturbed = landscape(
+        *parts, **grouped(**(arguments | {"run_dir": None, "workers": 0}), progress=False)
+    )
     for key, grid in resumed.items():
         assert grid.z.tobytes() == undisturbed[key].z.tobytes()
     assert not list(tmp_path.glob("landscape/journal-*"))
