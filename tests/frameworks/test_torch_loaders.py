@@ -39,8 +39,8 @@ def loader(data: Any = None, **options: Any) -> Any:
     return DataLoader(data or rows(), **({"batch_size": 10, "shuffle": True} | options))
 
 
-def drawn(batches: Any, *, streamed: bool | None, size: int = 5, **more: Any) -> ds.LossGrid:
-    evaluation = ds.Evaluation(streamed=streamed, **more)
+def drawn(batches: Any, *, streamed: bool | None, size: int = 5) -> ds.LossGrid:
+    evaluation = ds.Evaluation(streamed=streamed)
     grid = ds.landscape(
         make_net(Mlp),
         CRITERION,
