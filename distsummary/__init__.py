@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from distsummary.format.pb.mindspore_summary_pb2 import LossLandscape
     from distsummary.frameworks.base import Curvature, CurvatureDirection, CurvatureSource
     from distsummary.landscapes.directions.recipe import Directions
-    from distsummary.landscapes.generator import landscape, landscape_set
+    from distsummary.landscapes.generator import landscape
     from distsummary.landscapes.model.quantities import Evaluation
     from distsummary.landscapes.output.loss_grid import LossGrid
+    from distsummary.landscapes.request import Compute, Plane
     from distsummary.landscapes.run.progress import Progress
     from distsummary.landscapes.summary_landscape import SummaryLandscape
     from distsummary.launching.launcher import launch
@@ -67,6 +68,7 @@ __all__ = [
     "Callback",
     "CallbackParams",
     "CheckpointConfig",
+    "Compute",
     "ConvertModelUtils",
     "ConvertNetUtils",
     "Curvature",
@@ -100,6 +102,7 @@ __all__ = [
     "ModelCheckpoint",
     "ModelProto",
     "NonFiniteError",
+    "Plane",
     "Progress",
     "RankView",
     "Record",
@@ -121,7 +124,6 @@ __all__ = [
     "ValueTable",
     "init",
     "landscape",
-    "landscape_set",
     "launch",
     "list_runs",
     "load_checkpoint",
@@ -144,9 +146,10 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.aggregate.joining": ("coordinator",),
     "distsummary.frameworks.base": ("Curvature", "CurvatureDirection", "CurvatureSource"),
     "distsummary.landscapes.directions.recipe": ("Directions",),
-    "distsummary.landscapes.generator": ("landscape", "landscape_set"),
+    "distsummary.landscapes.generator": ("landscape",),
     "distsummary.landscapes.model.quantities": ("Evaluation",),
     "distsummary.landscapes.output.loss_grid": ("LossGrid",),
+    "distsummary.landscapes.request": ("Compute", "Plane"),
     "distsummary.landscapes.run.progress": ("Progress",),
     "distsummary.landscapes.summary_landscape": ("SummaryLandscape",),
     "distsummary.launching.launcher": ("launch",),

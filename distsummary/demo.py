@@ -150,13 +150,13 @@ def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = F
         say("\n".join(f"    {line}" for lines in mission.values() for line in lines))
         say("    loss landscapes of what was trained, by workers of the cluster")
         model, criterion, batches = landscape_of_digits()
-        grids = ds.landscape_set(
+        grids = ds.landscape(
             model,
             criterion,
             batches,
             around=directory,
-            size=LANDSCAPE_SIZE,
-            directions=("pca", "random"),
+            directions=["pca", "random"],
+            plane=ds.Plane(size=LANDSCAPE_SIZE),
             run_dir=directory,
             progress=progress_callback(True, plain=lambda text: say(f"    {text}")) or False,
         )

@@ -25,7 +25,9 @@ def main(run_dir: str) -> None:
             loss.backward()
             optimizer.step()
             run.log(loss=loss)
-    grid = ds.landscape(model, nn.MSELoss(), batches, around=run_dir, size=25, run_dir=run_dir)
+    grid = ds.landscape(
+        model, nn.MSELoss(), batches, around=run_dir, plane=ds.Plane(size=25), run_dir=run_dir
+    )
     grid.plot(Path(run_dir) / "valley.png")
     print("share of the path's variance in the plane:", grid.explained_variance.round(3))
 

@@ -7,8 +7,8 @@ from functools import partial
 
 import distsummary as ds
 from distsummary.base.terminal import showing_progress
+from distsummary.cli.factory import load_factory
 from distsummary.landscapes.directions.checkpoint_sources import is_single
-from distsummary.landscapes.factory import load_factory
 from distsummary.landscapes.output.describe import not_finite
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.run.progress import progress_callback
@@ -20,6 +20,16 @@ def draw(options: argparse.Namespace) -> tuple[dict[str, LossGrid], str]:
     around = options.run_dir if options.around is None and options.runs is None else options.around
     usual = "pca" if options.runs is not None else "random" if is_single(around) else "pca,random"
     directions = usual if options.directions is None else options.directions
+    plane = ds.Plane(
+        size=options.size, parameters=options.parameters, centering=options.centering, seed=options.seed
+    )
+    compute = ds.Compute(
+        workers="ray" if options.workers == "auto" else options.workers,
+        address=options.address,
+        gpus_per_worker=options.gpus_per_worker,
+        engine=options.engine,
+        memory=options.memory,
+    )
     # Progress is shown here before and after the points are computed, which report their own.
     with ExitStack() as before_and_after:
         before_and_after.enter_context(showing_progress("landscape"))
@@ -33,22 +43,15 @@ def draw(options: argparse.Namespace) -> tuple[dict[str, LossGrid], str]:
             if now.is_done:
                 before_and_after.enter_context(showing_progress("landscape"))
 
-        grids = ds.landscape_set(
+        grids = ds.landscape(
             **parts,
             around=around,
             runs=options.runs,
-            directions=tuple(name.strip() for name in directions.split(",")),
-            parameters=options.parameters,
-            centering=options.centering,
-            run_dir=options.run_dir,
-            size=options.size,
-            seed=options.seed,
+            directions=[name.strip() for name in directions.split(",")],
+            plane=plane,
             refine=options.refine,
-            workers="ray" if options.workers == "auto" else options.workers,
-            address=options.address,
-            gpus_per_worker=options.gpus_per_worker,
-            engine=options.engine,
-            memory=options.memory,
+            compute=compute,
+            run_dir=options.run_dir,
             resume=not options.fresh,
             progress=progress,
         )

@@ -1,17 +1,17 @@
-"""`landscape` and `landscape_set`: loss landscapes around a run, a trajectory or the model itself."""
+"""`landscape`: loss landscapes around a run, a trajectory or the model itself."""
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from distsummary.base.checks import check_type
+from distsummary.base.checks import check_choice, check_type
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.publish import check_writable, refuse_unlike_files
 from distsummary.base.terminal import doing
@@ -23,7 +23,7 @@ from distsummary.errors import (
     LandscapeCancelled,
     NotADirectoryPathError,
 )
-from distsummary.frameworks.base import CurvatureSource, framework_of
+from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.checkpoint_sources import (
     AnyAround,
     Around,
@@ -31,12 +31,10 @@ from distsummary.landscapes.directions.checkpoint_sources import (
     open_runs,
     open_source,
 )
-from distsummary.landscapes.directions.normalization import FilterAxisHook
-from distsummary.landscapes.directions.parameters import Patterns, moving
+from distsummary.landscapes.directions.parameters import moving
 from distsummary.landscapes.directions.planes import Prepared, Settings
 from distsummary.landscapes.directions.prepare import Direction, find_eigenpairs, prepare, prepare_runs
-from distsummary.landscapes.directions.recipe import Directions
-from distsummary.landscapes.engines.engine import Task
+from distsummary.landscapes.engines.engine import MODES, Task
 from distsummary.landscapes.model.data import (
     Data,
     host_bytes,
@@ -51,9 +49,11 @@ from distsummary.landscapes.output.describe import doubts
 from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.landscapes.request import (
-    Request,
-    check_arguments,
+    Compute,
+    Plane,
+    check_refine,
     choose_engine,
+    refuse_classes,
     refuse_unused,
     refuse_workers_of_cell,
     requested_directions,
@@ -70,6 +70,48 @@ HOST_SHARE = 4  # batches may take 1 / HOST_SHARE of the memory: workers may hol
 _log = logging.getLogger(__name__)
 
 
+@overload
+def landscape(
+    model: Any,
+    loss_fn: Any = None,
+    batches: Iterable[Any] | Data | None = None,
+    *,
+    batch_loss: Callable[[Any, Any], Any] | None = None,
+    around: Around = None,
+    runs: Sequence[Around] | None = None,
+    directions: Direction | None = None,
+    plane: Plane | None = None,
+    mode: str = "standard",
+    evaluation: Evaluation | None = None,
+    refine: float | None = None,
+    compute: Compute | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    progress: bool | ProgressCallback = True,
+) -> LossGrid: ...
+
+
+@overload
+def landscape(
+    model: Any,
+    loss_fn: Any = None,
+    batches: Iterable[Any] | Data | None = None,
+    *,
+    batch_loss: Callable[[Any, Any], Any] | None = None,
+    around: Around = None,
+    runs: Sequence[Around] | None = None,
+    directions: list[Any] | tuple[Direction, ...],  # Any: a list[str] is no list[Direction]
+    plane: Plane | None = None,
+    mode: str = "standard",
+    evaluation: Evaluation | None = None,
+    refine: float | None = None,
+    compute: Compute | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    progress: bool | ProgressCallback = True,
+) -> dict[str, LossGrid]: ...
+
+
 @handles_interrupts()
 def landscape(
     model: Any,
@@ -79,32 +121,21 @@ def landscape(
     batch_loss: Callable[[Any, Any], Any] | None = None,
     around: Around = None,
     runs: Sequence[Around] | None = None,
-    size: int = 51,
-    directions: Direction | None = None,
-    parameters: Patterns = None,
-    normalization: str | None = None,
-    filter_axis: FilterAxisHook = None,
-    centering: str | None = None,
-    seed: int = 0,
-    curvature: CurvatureSource | None = None,
+    directions: Direction | list[Any] | tuple[Direction, ...] | None = None,
+    plane: Plane | None = None,
     mode: str = "standard",
     evaluation: Evaluation | None = None,
     refine: float | None = None,
-    workers: int | str = "auto",
-    address: str | None = None,
-    gpus_per_worker: float | None = None,
-    engine: str = "auto",
-    memory: str | None = None,
-    unit: str | None = None,
-    step_per_epoch: int | None = None,
+    compute: Compute | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     resume: bool = True,
     progress: bool | ProgressCallback = True,
-) -> LossGrid:
-    """Compute the loss on a plane through a trained model.
+) -> LossGrid | dict[str, LossGrid]:
+    """Compute the loss on a plane through a trained model, or on several planes.
 
         grid = ds.landscape(model, torch.nn.CrossEntropyLoss(), test_batches, around="runs/digits")
         grid.plot("landscape.png")
+        grids = ds.landscape(model, loss_fn, test_batches, around="runs/digits", directions=["pca", "random"])
 
     Parameters, buffers, gradients and flags of the model are restored bit for bit. So are those of modules
     that the loss function or a metric holds, except with mode="mindspore". Other state that a forward pass
@@ -131,60 +162,29 @@ def landscape(
             such checkpoints by step or epoch, {500: "a.ckpt", ...}, forming the path; None: the model itself.
         runs: a list of runs or checkpoints, each as for `around`, for one plane through all of them; excludes
             `around`.
-        size: points along each side, 3 to 256.
-        directions: one of
+        directions: one of these, or a list of several:
             "pca": the PCA plane of the path, or of all checkpoints of `runs` (default if there are such).
             "random": two random directions (default without a path).
             "hessian": the eigenvectors of the Hessian's two algebraically largest eigenvalues, of unit length
                 (torch models).
             "curvature": the eigenvectors of the two largest eigenvalues of the Kronecker factors that the
-                optimizer `curvature` keeps; with "hessian" in one call, `LossGrid.hessian_angles` has the
-                angles between the planes.
+                optimizer `Plane.curvature` keeps; with "hessian" in one call, `LossGrid.hessian_angles` has
+                the angles between the planes.
             "line": one row of points from the first checkpoint to the last; with two `runs`, from the last
                 checkpoint of the first run to the last one of the second. See `LossGrid.barrier`.
             "triangle": the plane through the first, middle and last checkpoint, or through the last of three
                 `runs`.
             `Directions`: your own; only the parameters that they name are varied.
-            For several directions see `landscape_set`.
-        parameters: names or regular expressions (found anywhere in a name, such as "lora"): only parameters
-            that match one of them are varied; directions and residuals are computed in this subspace.
-        normalization: "filter", "layer", "mindspore" or "none". Default: "filter" for random directions and
-            your own, "none" for all others.
-        filter_axis: the axis along which the filters of a parameter lie, by name or as a function of
-            (name, shape), for layers whose type does not determine it; only with normalization "filter".
-        centering: the centering of the PCA: "last" (default), "mean" (default with `runs`) or "mindspore".
-        seed: the seed of the random directions.
-        curvature: the optimizer that trained the model, such as ds.thor.THOR, for the direction of this name.
+        plane: how many points the plane has, what moves in it, and how its directions are made; see `Plane`.
         mode: "standard" (eval mode) or "mindspore", which reproduces MindSpore's numbers: training mode,
             MindSpore's directions, and only the first num_samples // batch size batches.
-        evaluation: what else is computed at each point and how: metrics, losses by class, standard errors,
-            sums that stop early, BN mode, precision, streamed data; see `Evaluation`.
+        evaluation: what else is computed at each point and how: metrics, standard errors, BN mode, precision,
+            streamed data; see `Evaluation`.
         refine: evaluate a coarse lattice first, then only where interpolation is expected to be wrong by more
             than this share of the loss (or of a tenth of the median loss, if that is more), such as 0.01. The
             expected error is an estimate, not a bound, and considers only the loss. At all other points every
             quantity is interpolated; `LossGrid.computed` shows which points were evaluated.
-        workers: "auto" uses the Ray cluster that this process is connected to or, in a Ray job, the one at
-            RAY_ADDRESS; this process alone if there is none. "ray" starts a local cluster if there is none; 0
-            uses this process alone; another number is the number of Ray workers. "auto" and "ray" start a
-            worker for each free GPU, else for each free core, each with the memory that was measured for one
-            model, and at most one for 20 points; nodes that join later are used too.
-        address: that of the Ray cluster to use, such as "10.0.0.1:6379", "ray://host:10001", "auto" for the
-            cluster of this machine, or "local" for a new one. Default: see `workers`.
-        gpus_per_worker: GPUs for each Ray worker: a share of one GPU, such as 0.25 while a training runs,
-            or a whole number. Default: one for torch models, none for other models (give a number here if
-            their code uses GPUs). If at first no worker can get its GPUs, workers use CPUs instead of
-            waiting; otherwise, GPUs that become free later are used too.
-        engine: "row" runs the model's own code at each point. "auto" times alternatives on this machine
-            (recorded graphs, several points at once, other memory layouts), if the landscape is long enough
-            to pay for it, and takes the fastest whose losses differ from those of "row" by at most 5e-6
-            (relative; 1e-2 in reduced precision). `LossGrid.engine` names the engine that was used. If you
-            pass that name here, nothing is timed and the bits are the same on equal hardware. A landscape
-            that is resumed keeps its engine.
-        memory: "inference" writes each point's values into the model's own parameters and draws random
-            directions again at each point, which needs hardly more memory than a forward pass. A temporary
-            file keeps the model's values, to restore them. Slower; gives the same bits as engine "row".
-        unit, step_per_epoch: what the numbers of the checkpoints count ("step" or "epoch"), and the number of
-            steps in an epoch. Default: those of the trajectory.
+        compute: in which processes the points are computed, and by which engine; see `Compute`.
         run_dir: the run dir to write to: event files for MindInsight and TensorBoard, .npz and .png, in its
             `landscape/`. Finished points are kept there in a journal until the landscape is complete.
         resume: resume the same landscape from its journal, if it was stopped; False starts again.
@@ -192,137 +192,81 @@ def landscape(
             with a `Progress`.
 
     Returns:
-        One LossGrid, also for several data sets.
+        One LossGrid, also for several data sets. If `directions` is a list (or a tuple), even of one: a dict
+        with a LossGrid under each direction's name; your own `Directions` are called "given", "given[2]", ...
+        If the trajectory has several intervals, there is a PCA grid for each, called "pca[first, last]".
 
     Raises:
-        InvalidTypeError, InvalidValueError: bad arguments; checkpoints that are not the model's; a request
-            for several landscapes: a list of directions, or the PCA planes of a trajectory with several
-            intervals. `landscape_set` takes these.
+        InvalidTypeError, InvalidValueError: bad arguments; checkpoints that are not the model's; a trajectory
+            with several intervals, each with a PCA plane of its own, where `directions` is no list.
         LandscapeError: the checkpoints span no plane, or a worker failed (its error is the cause).
         ClusterError: the cluster does not answer, or this process is connected to another one.
         LandscapeCancelled: the call was interrupted (Ctrl-C). This KeyboardInterrupt holds the grids computed
             so far, which are also written to `run_dir` unless it has a complete landscape. The same call
             resumes the computation.
     """
-    # The fields of Request are the parameters of this function, so no other local name may exist yet.
-    request = Request(**locals())
-    if directions is not None and not isinstance(directions, str | Directions):
-        raise InvalidTypeError(
-            f"directions must be one direction, got a {type(directions).__name__}; "
-            "use ds.landscape_set(...), which returns a grid for each"
-        )
-    [grid] = draw(request, is_set=False).values()
-    return grid
-
-
-@handles_interrupts()
-def landscape_set(
-    model: Any,
-    loss_fn: Any = None,
-    batches: Iterable[Any] | Data | None = None,
-    *,
-    batch_loss: Callable[[Any, Any], Any] | None = None,
-    around: Around = None,
-    runs: Sequence[Around] | None = None,
-    size: int = 51,
-    directions: Direction | Sequence[Direction] | None = None,
-    parameters: Patterns = None,
-    normalization: str | None = None,
-    filter_axis: FilterAxisHook = None,
-    centering: str | None = None,
-    seed: int = 0,
-    curvature: CurvatureSource | None = None,
-    mode: str = "standard",
-    evaluation: Evaluation | None = None,
-    refine: float | None = None,
-    workers: int | str = "auto",
-    address: str | None = None,
-    gpus_per_worker: float | None = None,
-    engine: str = "auto",
-    memory: str | None = None,
-    unit: str | None = None,
-    step_per_epoch: int | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    resume: bool = True,
-    progress: bool | ProgressCallback = True,
-) -> dict[str, LossGrid]:
-    """Compute several landscapes of one model: a grid for each direction.
-
-        grids = ds.landscape_set(model, loss_fn, batches, around="runs/digits", directions=["pca", "random"])
-
-    The arguments and errors are those of `landscape`, except that `directions` may be a sequence.
-
-    Returns:
-        A LossGrid under each direction's name; your own `Directions` are called "given", "given[2]", ...
-        If the trajectory has several intervals, there is a PCA grid for each, called "pca[first, last]".
-    """
-    return draw(Request(**locals()), is_set=True)
-
-
-def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
-    """Check a request, find its planes, evaluate and write them; `is_set` allows several planes."""
-    check_arguments(request)
-    model, mode, runs = request.model, request.mode, request.runs
-    refuse_workers_of_cell(request)
-    choice = choose_engine(model, request.engine, request.memory)
-    directions = requested_directions(request)
-    refuse_unused(request, directions)
-    evaluation = request.evaluation or Evaluation()
-    report = progress_callback(request.progress)
-    run_dir = None if request.run_dir is None else output_run_dir(request.run_dir)
+    if batches is None:
+        raise InvalidTypeError("batches is required: pass the data, a list of batches or a DataLoader")
+    refuse_classes(model=model, loss_fn=loss_fn, batch_loss=batch_loss)
+    check_choice("mode", mode, MODES)
+    check_refine(refine)
+    check_type("resume", resume, bool)
+    for field, given, kind in (
+        ("plane", plane, Plane),
+        ("evaluation", evaluation, Evaluation),
+        ("compute", compute, Compute),
+    ):
+        check_type(field, given, kind, optional=True)
+    plane, evaluation, compute = plane or Plane(), evaluation or Evaluation(), compute or Compute()
+    refuse_workers_of_cell(model, compute)
+    choice = choose_engine(model, compute)
+    asked = requested_directions(directions, model, mode, around, runs, plane.curvature)
+    refuse_unused(plane, mode, asked)
+    report = progress_callback(progress)
+    target = None if run_dir is None else output_run_dir(run_dir)
     is_torch = framework_of(model).name == "torch"
     refuse_unfit(evaluation, mode, is_torch=is_torch)
 
     # Arguments that are wrong by themselves are refused above. From here on checkpoints are opened, and later
     # the data is read, which may take long.
     if runs is None:
-        sources = [open_source(model, request.around, request.unit, request.step_per_epoch)]
+        sources = [open_source(model, around, plane.unit, plane.step_per_epoch)]
     else:
         sources = open_runs(model, runs)
     source = sources[0]
     intervals = len(set(source.intervals))
-    if runs is None and "pca" in directions and intervals > 1 and not is_set:
+    is_several = isinstance(directions, list | tuple)
+    if runs is None and "pca" in asked and intervals > 1 and not is_several:
         raise InvalidValueError(
-            f"the trajectory has {intervals} intervals, each with a PCA plane of its own; use "
-            "ds.landscape_set(...), which returns a grid for each"
+            f"the trajectory has {intervals} intervals, each with a PCA plane of its own; pass "
+            "directions=['pca'], which returns a grid for each"
         )
-    moved = moving(model, mode, request.parameters, request.filter_axis)
-    loss = check_loss(model, request.loss_fn, request.batch_loss)
+    moved = moving(model, mode, plane.parameters, plane.filter_axis)
+    loss = check_loss(model, loss_fn, batch_loss)
     settings = Settings(
-        size=request.size,
+        size=plane.size,
         mode=mode,
-        centering=request.centering or "",
-        normalization=request.normalization or "",
-        seed=request.seed,
-        unit=request.unit or source.unit,
-        step_per_epoch=source.step_per_epoch if request.step_per_epoch is None else request.step_per_epoch,
+        centering=plane.centering or "",
+        normalization=plane.normalization or "",
+        seed=plane.seed,
+        unit=plane.unit or source.unit,
+        step_per_epoch=source.step_per_epoch if plane.step_per_epoch is None else plane.step_per_epoch,
         filter_axes=moved.filter_axes,
         parameters=moved.patterns,
         bn_mode=evaluation.bn_mode,
     )
     samples = source.num_samples if mode == "mindspore" else None
     doing("reading the data")
-    data, evaluation = read_batches(request.batches, evaluation, mode, samples)
-    if run_dir is not None:
+    data, evaluation = read_batches(batches, evaluation, mode, samples)
+    if target is not None:
         # A directory that cannot be written to is refused before any point is computed.
-        for directory in (run_dir.base, run_dir.landscape_dir):
+        for directory in (target.base, target.landscape_dir):
             check_writable(directory)
 
     with ExitStack() as stack:
         # Whatever draws random numbers during the call, the user's own continue as if it had not been made.
         stack.enter_context(numbers_kept())
-        has_other = request.address is not None or has_cluster()
-        # A Cell is evaluated in this process, because it cannot be pickled.
-        is_here = framework_of(model).name == "mindspore"
-        if is_here or request.workers == 0 or (request.workers == "auto" and not has_other):
-            workers: Workers = InProcessWorkers()
-        else:
-            from distsummary.landscapes.run.actor import RayWorkers, cluster
-
-            count = None if isinstance(request.workers, str) else request.workers
-            doing("starting workers")
-            stack.enter_context(cluster(request.address))
-            workers = RayWorkers(count, gpus_each=request.gpus_per_worker)
+        workers = stack.enter_context(_workers(model, compute))
         # MindSpore evaluates the loss and metrics in their current mode.
         if is_torch and mode != "mindspore":
             from distsummary.landscapes.model.torch_loan import at_rest
@@ -332,9 +276,9 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
         if runs is None:
             first = next(iter(data.values())) if isinstance(data, Mapping) else data
             find = partial(find_eigenpairs, partial(workers.hessian, model, loss, first, mode=mode))
-            prepared = prepare(source, moved, directions, settings, find, request.curvature)
+            prepared = prepare(source, moved, asked, settings, find, plane.curvature)
         else:
-            prepared = prepare_runs(sources, moved, directions, settings)
+            prepared = prepare_runs(sources, moved, asked, settings)
         task = Task(
             model=model,
             loss_fn=loss,
@@ -344,34 +288,65 @@ def draw(request: Request, *, is_set: bool) -> dict[str, LossGrid]:
             evaluation=evaluation,
             choice=choice,
         )
-        is_named = isinstance(request.around, (str, os.PathLike, Trajectory))
-        name = source.label if runs is None and is_named else ""
-        return _evaluate(request, task, prepared, workers, report, run_dir, name)
+        is_named = isinstance(around, (str, os.PathLike, Trajectory))
+        grids = _evaluate(
+            task,
+            prepared,
+            workers,
+            report=report,
+            refine=refine,
+            run_dir=target,
+            resume=resume,
+            run=source.label if runs is None and is_named else "",
+            loss_of=run_of(around),
+        )
+    return grids if is_several else next(iter(grids.values()))
+
+
+@contextmanager
+def _workers(model: Any, compute: Compute) -> Iterator[Workers]:
+    """Where the points are computed: in this process, or in actors of a Ray cluster."""
+    has_other = compute.address is not None or has_cluster()
+    # A Cell is evaluated in this process, because it cannot be pickled.
+    is_here = framework_of(model).name == "mindspore"
+    if is_here or compute.workers == 0 or (compute.workers == "auto" and not has_other):
+        yield InProcessWorkers()
+        return
+    from distsummary.landscapes.run.actor import RayWorkers, cluster
+
+    count = None if isinstance(compute.workers, str) else compute.workers
+    doing("starting workers")
+    with cluster(compute.address):
+        yield RayWorkers(count, gpus_each=compute.gpus_per_worker)
 
 
 def _evaluate(
-    request: Request,
     task: Task,
     prepared: Mapping[str, Prepared],
     workers: Workers,
+    *,
     report: ProgressCallback | None,
+    refine: float | None,
     run_dir: RunDir | None,
+    resume: bool,
     run: str,
+    loss_of: RunDir | None,
 ) -> dict[str, LossGrid]:
-    """Evaluate the points and write the grids; raises LandscapeCancelled, with the grids, if interrupted."""
+    """Evaluate the points and write the grids to `run_dir`, with the loss curve of the run `loss_of`.
+
+    Raises LandscapeCancelled, with the grids, if interrupted. `run`: the name of the run in the grids.
+    """
     with ExitStack() as stack:
         journal = None
         if run_dir is not None:
-            identity = landscape_identity(task, request.refine)
+            identity = landscape_identity(task, refine)
             path = run_dir.landscape_journal(identity)
             if others := leftover_journals(path, identity):
                 _log.warning("%s", others)
-            journal = stack.enter_context(Journal(path, identity, resume=request.resume))
+            journal = stack.enter_context(Journal(path, identity, resume=resume))
         doing("choosing how to compute")
         planes = list(prepared.values())
-        grids, was_cancelled = generate(
-            task, planes, workers, report=report, journal=journal, refine=request.refine
-        )
+        grids, was_cancelled = generate(task, planes, workers, report=report, journal=journal, refine=refine)
 
         # After an interrupt a grid is complete if every grid point and every checkpoint of its path has a
         # computed loss. A refined grid counts as partial, since refinement may not have been finished.
@@ -388,7 +363,6 @@ def _evaluate(
             _log.warning("%s", doubt)
         if run_dir is not None and journal is not None:
             try:
-                loss_of = run_of(request.around)
                 write_landscapes(run_dir, list(found.values()), loss_of=loss_of, journal=journal.path)
             except KeyboardInterrupt as error:
                 _log.warning(

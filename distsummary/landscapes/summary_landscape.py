@@ -12,12 +12,14 @@ from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
 from distsummary.landscapes.engines.engine import MODES
-from distsummary.landscapes.factory import named_parts
-from distsummary.landscapes.generator import landscape_set
+from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.data import check_batches, mindspore_batches
 from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary.landscapes.request import Compute, Plane
 from distsummary.rundir.run_dir import RunDir
 
+TUPLE = "model", "loss_fn", "batches", "evaluation"
+NAMED = ("model", "loss_fn", "batch_loss", "batches", "evaluation")
 _RESULT = (
     "(model, loss_fn, batches), a dict with the keys model, batches, and loss_fn or batch_loss, "
     "or (model, network, valid_dataset, metrics)"
@@ -111,16 +113,14 @@ class SummaryLandscape:
         batches = mindspore_batches(check_batches(parts["batches"]), trajectory.spec.num_samples)
         # The type is Any, because the public type of around has no Trajectory.
         around: Any = trajectory
-        return landscape_set(
+        is_connected = in_ray() or address is not None
+        return landscape(
             **(parts | {"batches": batches}),
             around=around,
-            size=trajectory.spec.landscape_size,
             directions=directions,
+            plane=Plane(size=trajectory.spec.landscape_size, seed=self._seed, unit=trajectory.spec.unit),
             mode=self._mode,
-            seed=self._seed,
-            workers=count_workers(device_ids, is_connected=in_ray() or address is not None),
-            address=address,
-            unit=trajectory.spec.unit,
+            compute=Compute(workers=count_workers(device_ids, is_connected=is_connected), address=address),
             run_dir=target,
             resume=resume,
         )
@@ -208,6 +208,17 @@ def choose(trajectory: Trajectory, given: Mapping[str, Any] | None) -> Trajector
         )
     kept = spec.numbers if given and spec.numbers and "intervals" in given else tuple(trajectory.files)
     return replace(trajectory, spec=spec, files={number: trajectory.files[number] for number in kept})
+
+
+def named_parts(parts: object) -> dict[str, Any] | None:
+    """A factory's result `parts` as a dict of arguments of `landscape`; None if it has another form."""
+    if isinstance(parts, dict):
+        has_loss = "loss_fn" in parts or "batch_loss" in parts
+        is_known = set(parts) <= set(NAMED) and {"model", "batches"} <= set(parts)
+        return dict(parts) if has_loss and is_known else None
+    if isinstance(parts, tuple | list) and len(parts) in (3, 4):
+        return dict(zip(TUPLE, parts, strict=False))
+    return None
 
 
 def parts_of(result: object) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from distsummary.events.reader import read_values
 from distsummary.frameworks.base import CurvatureSource
 from distsummary.landscapes.directions.hessian import angles
 from distsummary.thor import THOR
+from tests.landscape_arguments import grouped
 
 
 def network() -> nn.Sequential:
@@ -97,8 +98,8 @@ def test_the_largest_eigenvectors_are_those_of_the_damped_kronecker_product() ->
         assert cosine > 1 - 1e-9
 
 
-@pytest.mark.parametrize("directions", ["curvature", ["hessian", "curvature"]], ids=str)
-def test_a_landscape_has_the_plane_of_the_factors(directions: str | list[str]) -> None:
+@pytest.mark.parametrize("directions", [["curvature"], ["hessian", "curvature"]], ids=str)
+def test_a_landscape_has_the_plane_of_the_factors(directions: list[str]) -> None:
     net = network()
     optimizer = THOR(net, lr=0.05, damping=0.1, batch_size=8, frequency=2)
     data = batches(4)
@@ -107,21 +108,20 @@ def test_a_landscape_has_the_plane_of_the_factors(directions: str | list[str]) -
         nn.functional.cross_entropy(net(x), y).backward()
         optimizer.step()
     before = [parameter.detach().clone() for parameter in net.parameters()]
-    grids = ds.landscape_set(
+    grids = ds.landscape(
         net,
         nn.CrossEntropyLoss(),
         data,
         directions=directions,
-        curvature=optimizer,
-        size=5,
-        workers=0,
+        plane=ds.Plane(curvature=optimizer, size=5),
+        compute=ds.Compute(workers=0),
         progress=False,
     )
     grid = grids["curvature"]
     largest = optimizer.largest_curvature(2)
     assert grid.eigenvalues == tuple(one.value for one in largest)
     assert (grid.kind, grid.decomposition, grid.eigenvalue_errors) == ("curvature", "Curvature", ())
-    assert len(grid.hessian_angles) == (0 if directions == "curvature" else 2)
+    assert len(grid.hessian_angles) == (0 if directions == ["curvature"] else 2)
     assert all(0 <= angle <= 90 for angle in grid.hessian_angles)
     moved = copy.deepcopy(net)
     with torch.no_grad():
@@ -137,13 +137,16 @@ def test_the_plane_of_the_factors_needs_an_optimizer_that_has_refreshed_them() -
     net = network()
     given = {"workers": 0, "progress": False, "size": 5}
     with pytest.raises(InvalidValueError, match=r"ds\.thor\.THOR"):
-        ds.landscape(net, nn.CrossEntropyLoss(), batches(1), directions="curvature", **given)
+        ds.landscape(net, nn.CrossEntropyLoss(), batches(1), **grouped(directions="curvature", **given))
     optimizer = THOR(net, lr=0.1, damping=0.1)
     with pytest.raises(InvalidValueError, match="ask for 'curvature'"):
-        ds.landscape(net, nn.CrossEntropyLoss(), batches(1), curvature=optimizer, **given)
+        ds.landscape(net, nn.CrossEntropyLoss(), batches(1), **grouped(curvature=optimizer, **given))
     with pytest.raises(ds.LandscapeError, match="refresh its factors first"):
         ds.landscape(
-            net, nn.CrossEntropyLoss(), batches(1), directions="curvature", curvature=optimizer, **given
+            net,
+            nn.CrossEntropyLoss(),
+            batches(1),
+            **grouped(directions="curvature", curvature=optimizer, **given),
         )
 
 

@@ -16,6 +16,7 @@ from distsummary.errors import LandscapeError
 from distsummary.landscapes.model.torch_loan import placed
 from distsummary.landscapes.model.torch_memory import to_device
 from tests.frameworks.landscape_nets import Data, Encoding
+from tests.landscape_arguments import grouped
 
 
 class Pair(NamedTuple):
@@ -55,7 +56,7 @@ def draw(batches: Any, batch_loss: Any = loss, **more: Any) -> ds.LossGrid:
     torch.manual_seed(0)
     given: dict[str, Any] = {} if "loss_fn" in more else {"batch_loss": batch_loss}
     given |= {"size": 3, "workers": 0, "progress": False, "engine": "row"}
-    grid = ds.landscape(nn.Linear(12, 3), batches=batches, **(given | more))
+    grid = ds.landscape(nn.Linear(12, 3), **grouped(batches=batches, **(given | more)))
     assert isinstance(grid, ds.LossGrid)
     return grid
 
@@ -152,7 +153,7 @@ def test_a_criterion_that_holds_the_model_follows_it(engine: str) -> None:
         model = nn.Linear(12, 3)
         given: dict[str, Any] = {"size": 3, "workers": 0, "progress": False, "engine": engine}
         given["evaluation"] = ds.Evaluation(**evaluation)
-        return ds.landscape(model, Penalised(model), batches(), **given)
+        return ds.landscape(model, Penalised(model), batches(), **grouped(**given))
 
     np.testing.assert_allclose(drawn(engine, precision="float64").z, drawn("row").z, rtol=1e-5)
 

@@ -9,11 +9,12 @@ import torch
 from distsummary import Evaluation, LossGrid, landscape
 from tests.frameworks.landscape_nets import CRITERION, Mlp, make_net
 from tests.frameworks.test_torch_evaluation import Reader
+from tests.landscape_arguments import grouped
 
 
 def draw(batches: Any, **more: Any) -> LossGrid:
     torch.manual_seed(0)
-    grid = landscape(make_net(Mlp), CRITERION, batches, workers=0, progress=False, **more)
+    grid = landscape(make_net(Mlp), CRITERION, batches, **grouped(workers=0, progress=False, **more))
     assert isinstance(grid, LossGrid)
     return grid
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import distsummary as ds
+from tests.landscape_arguments import grouped
 
 BATCH = torch.linspace(-1, 1, 360).reshape(30, 12), torch.arange(30) % 3
 
@@ -44,7 +45,7 @@ def test_own_directions_of_a_model_with_a_number_among_its_parameters(kind: str,
     x, y = ({name: AS_GIVEN[kind](tensor.clone()) for name, tensor in axis.items()} for axis in drawn)
     more: dict[str, Any] = {"size": 3, "workers": 0, "progress": False, "normalization": "none"}
     grid = ds.landscape(
-        model, cross_entropy, [BATCH], directions=ds.Directions(x=x, y=y), engine=engine, **more
+        model, cross_entropy, [BATCH], **grouped(directions=ds.Directions(x=x, y=y), engine=engine, **more)
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from distsummary import Evaluation, landscape
 from distsummary.errors import CannotTraceError, LandscapeError
 from tests.frameworks.test_torch_landscape import Mlp, golden_batches
+from tests.landscape_arguments import grouped
 
 
 def penalised(model: Any, batch: Any) -> torch.Tensor:
@@ -27,7 +28,7 @@ def with_gradients(model: Any, batch: Any) -> torch.Tensor:
 def draw(batch_loss: Any, **more: Any) -> Any:
     torch.manual_seed(0)
     given: dict[str, Any] = {"size": 3, "progress": False, "workers": 0}
-    return landscape(Mlp(), batch_loss=batch_loss, batches=golden_batches(), **given, **more)
+    return landscape(Mlp(), **grouped(batch_loss=batch_loss, batches=golden_batches(), **given, **more))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call, hessian
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from distsummary import LossGrid, landscape
+from distsummary import LossGrid, Plane, landscape
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import lanczos, mean_product
@@ -209,7 +209,7 @@ def test_a_landscape_along_the_leading_eigenvectors_curves_as_the_eigenvalues_sa
         (torch.randn(rows, 6).double() * torch.arange(1, 7), torch.randn(rows, 2).double()) for rows in (9, 4)
     ]
     before = fingerprint(model)
-    grid = landscape(model, nn.MSELoss(), data, directions="hessian", size=5, progress=False)
+    grid = landscape(model, nn.MSELoss(), data, directions="hessian", plane=Plane(size=5), progress=False)
     assert isinstance(grid, LossGrid)
     assert fingerprint(model) == before
     assert (grid.kind, grid.decomposition, grid.tag) == ("hessian", "Hessian", "landscape_hessian")
@@ -222,14 +222,16 @@ def test_a_landscape_along_the_leading_eigenvectors_curves_as_the_eigenvalues_sa
 
 def test_eigenvectors_can_be_had_of_a_subspace_only() -> None:
     model, data = mlp(), batches()
-    grid = landscape(model, CRITERION, data, directions="hessian", parameters=r"^2\.", size=3, progress=False)
+    grid = landscape(
+        model, CRITERION, data, directions="hessian", plane=Plane(parameters=r"^2\.", size=3), progress=False
+    )
     assert isinstance(grid, LossGrid)
     values = np.linalg.eigvalsh(dense_hessian(model, data, ["2.weight", "2.bias"]))
     np.testing.assert_allclose(grid.eigenvalues, values[[-1, -2]], rtol=1e-5)
     with pytest.raises(InvalidValueError, match="at least two elements"):
         landscape(
             nn.Linear(1, 1), nn.MSELoss(), [(torch.ones(2, 1), torch.ones(2, 1))], directions="hessian",
-            parameters="bias", progress=False,
+            plane=Plane(parameters="bias"), progress=False,
         )  # fmt: skip
 
 
@@ -237,5 +239,5 @@ def test_eigenvectors_that_have_not_converged_are_said_to_be_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lanczos, "__kwdefaults__", lanczos.__kwdefaults__ | {"max_products": 3})
-    landscape(mlp(), CRITERION, batches(), directions="hessian", size=3, progress=False)
+    landscape(mlp(), CRITERION, batches(), directions="hessian", plane=Plane(size=3), progress=False)
     assert "have not converged after 3 products" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary import Directions, Evaluation, LossGrid, landscape, landscape_set
+from distsummary import Compute, Directions, Evaluation, LossGrid, Plane, landscape
 from distsummary.checkpoints.trajectory import read
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
@@ -18,6 +18,7 @@ from distsummary.landscapes.engines.torch_engines import TorchRowEngine
 from distsummary.landscapes.model.torch_loan import portable
 from distsummary.landscapes.output.write import landscape_record
 from tests.frameworks.landscape_nets import engine_task
+from tests.landscape_arguments import grouped
 from tests.unit.landscapes import golden_mlp
 
 CRITERION = nn.CrossEntropyLoss()
@@ -117,12 +118,12 @@ def fingerprint(model: nn.Module) -> list[Any]:
 
 def test_the_golden_landscapes_of_mindspore() -> None:
     stored, trajectory = golden_mlp.stored(), read(golden_mlp.CKPT_DIR)
-    grids = landscape_set(
+    grids = landscape(
         Mlp(),
         CRITERION,
         golden_batches(),
         around=trajectory,
-        size=7,
+        plane=Plane(size=7),
         directions=("pca", golden_mlp.legacy_directions(trajectory.load(6))),
         mode="mindspore",
         progress=False,
@@ -163,7 +164,7 @@ def test_the_row_engine_agrees_with_a_float64_loop(make: Callable[[], nn.Module]
     centre = framework_of(model).state(model)
     names = tuple(name for name, _ in framework_of(model).named_parameters(model))
     axes = RandomDirections(names=names, seed=9).make(centre)
-    grid = landscape(model, CRITERION, batches, size=5, seed=9, progress=False)
+    grid = landscape(model, CRITERION, batches, plane=Plane(size=5, seed=9), progress=False)
     assert isinstance(grid, LossGrid)
     reference = np.array(
         [[naive_float64(make(), centre, axes, x, y, batches) for x in grid.x] for y in grid.y]
@@ -182,7 +183,7 @@ def test_the_model_and_the_generators_are_left_as_they_were(mode: str) -> None:
     model, batches = conv_net(), images()
     others = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()
     before, noise, threads = fingerprint(model), torch.get_rng_state(), torch.get_num_threads()
-    grid = landscape(model, loss_fn, batches, size=3, mode=mode, progress=False)
+    grid = landscape(model, loss_fn, batches, plane=Plane(size=3), mode=mode, progress=False)
     assert isinstance(grid, LossGrid)
     assert fingerprint(model) == before
     assert (random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tobytes()) == others
@@ -200,14 +201,22 @@ def test_an_error_in_the_loss_is_reported_with_its_batch(engine: str, streamed: 
     data = {"train": images(), "test": [*more, (x, labels + 1000)]}
     evaluation, batch = Evaluation(streamed=streamed), f"batch {len(more) + 1} of test"
     with pytest.raises(LandscapeError, match=rf"raised IndexError: Target .* in {batch}"):
-        landscape(conv_net(), CRITERION, data, size=3, evaluation=evaluation, engine=engine, progress=False)
+        landscape(
+            conv_net(),
+            CRITERION,
+            data,
+            plane=Plane(size=3),
+            evaluation=evaluation,
+            compute=Compute(engine=engine),
+            progress=False,
+        )
 
 
 def test_an_error_in_the_hessian_is_reported_with_its_batch() -> None:
     (x, labels), *more = images()
     data = [*more, (x, labels + 1000)]
     with pytest.raises(LandscapeError, match=rf"in batch {len(data)} in a product with the Hessian"):
-        landscape(conv_net(), CRITERION, data, size=3, directions="hessian", progress=False)
+        landscape(conv_net(), CRITERION, data, plane=Plane(size=3), directions="hessian", progress=False)
 
 
 def test_the_model_is_left_as_it_was_after_an_error_in_the_loss() -> None:
@@ -221,7 +230,14 @@ def test_the_model_is_left_as_it_was_after_an_error_in_the_loss() -> None:
         return CRITERION(model(batch[0]), batch[1])
 
     with pytest.raises(LandscapeError, match="in the loss") as failed:
-        landscape(model, batch_loss=loss_fn, batches=images(), size=3, engine="row", progress=False)
+        landscape(
+            model,
+            batch_loss=loss_fn,
+            batches=images(),
+            plane=Plane(size=3),
+            compute=Compute(engine="row"),
+            progress=False,
+        )
     assert isinstance(failed.value.__cause__, ZeroDivisionError)
     assert not torch.equal(calls[-1], model.head.weight)
     assert fingerprint(model) == before
@@ -236,7 +252,14 @@ def test_frozen_parameters_and_buffers_do_not_move() -> None:
         return CRITERION(model(batch[0]), batch[1])
 
     expected = [t.detach().clone() for t in (model.frozen.weight, model.frozen.bias, *model.buffers())]
-    landscape(model, batch_loss=loss_fn, batches=images(), size=3, engine="row", progress=False)
+    landscape(
+        model,
+        batch_loss=loss_fn,
+        batches=images(),
+        plane=Plane(size=3),
+        compute=Compute(engine="row"),
+        progress=False,
+    )
     assert len(seen) == 2 * (9 + 2) + 3  # the first batch is tried three times
     for _, fixed in seen:
         assert all(torch.equal(one, other) for one, other in zip(fixed, expected, strict=True))
@@ -280,7 +303,7 @@ def test_models_of_other_precisions(dtype: torch.dtype, tolerance: float) -> Non
     batches = [(x.to(dtype), y) for x, y in golden_batches()]
     before = fingerprint(model)
     centre = framework_of(model).state(model)
-    grid = landscape(model, CRITERION, batches, size=3, normalization="layer", progress=False)
+    grid = landscape(model, CRITERION, batches, plane=Plane(size=3, normalization="layer"), progress=False)
     assert isinstance(grid, LossGrid)
     axes = RandomDirections(names=tuple(centre), normalization="layer").make(centre)
     exact = np.array([[naive_float64(Mlp(), centre, axes, x, y, batches) for x in grid.x] for y in grid.y])
@@ -290,8 +313,10 @@ def test_models_of_other_precisions(dtype: torch.dtype, tolerance: float) -> Non
 
 def test_wrapped_models_are_drawn_as_what_they_wrap() -> None:
     model = Mlp()
-    plain = landscape(model, CRITERION, golden_batches(), size=3, progress=False)
-    wrapped = landscape(nn.DataParallel(model), CRITERION, golden_batches(), size=3, progress=False)
+    plain = landscape(model, CRITERION, golden_batches(), plane=Plane(size=3), progress=False)
+    wrapped = landscape(
+        nn.DataParallel(model), CRITERION, golden_batches(), plane=Plane(size=3), progress=False
+    )
     assert isinstance(plain, LossGrid)
     assert isinstance(wrapped, LossGrid)
     assert plain.z.tobytes() == wrapped.z.tobytes()
@@ -301,7 +326,7 @@ def test_losses_that_are_not_finite_are_kept() -> None:
     model = Mlp()
     with torch.no_grad():
         model.d2.weight *= 1e38
-    grid = landscape(model, CRITERION, golden_batches(), size=3, progress=False)
+    grid = landscape(model, CRITERION, golden_batches(), plane=Plane(size=3), progress=False)
     assert isinstance(grid, LossGrid)
     assert not np.isfinite(grid.z).all()
     assert np.isfinite(landscape_record(grid).z).all()
@@ -311,11 +336,14 @@ def test_what_cannot_be_evaluated_is_refused_by_name() -> None:
     model = Mlp()
     before = fingerprint(model)
     with pytest.raises(LandscapeError, match=r"one number.*\(8, 3\)"):
-        landscape(model, lambda out, _: out, golden_batches(), size=3, progress=False)
+        landscape(model, lambda out, _: out, golden_batches(), plane=Plane(size=3), progress=False)
     for more in ({}, {"parameters": "weight"}):
         with pytest.raises(LandscapeError, match=r"no trainable parameters.*requires_grad_\(True\)"):
             landscape(
-                Mlp().requires_grad_(False), CRITERION, golden_batches(), size=3, progress=False, **more
+                Mlp().requires_grad_(False),
+                CRITERION,
+                golden_batches(),
+                **grouped(size=3, progress=False, **more),
             )
     with pytest.raises(InvalidValueError, match="no_such"):
         TorchRowEngine(engine_task(model, CRITERION, golden_batches(), ["no_such"]))
@@ -325,7 +353,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name() -> None:
 
 
 def test_frozen_parameters_move_in_mindspores_mode_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    landscape(conv_net(), CRITERION, images(), size=3, mode="mindspore", progress=False)
+    landscape(conv_net(), CRITERION, images(), plane=Plane(size=3), mode="mindspore", progress=False)
     assert "moves frozen parameters" in caplog.text
     assert "frozen.bias" in caplog.text
 
@@ -341,4 +369,4 @@ def test_what_is_sent_to_workers_is_the_bare_model_on_the_host() -> None:
 def test_an_engine_that_is_none_is_refused_with_what_there_is(engine: str) -> None:
     batch = torch.ones(2, 2), torch.ones(2, 2)
     with pytest.raises(InvalidValueError, match=r"or the `engine` of an earlier LossGrid: .* one of"):
-        landscape(nn.Linear(2, 2), nn.MSELoss(), [batch], engine=engine, workers=0)
+        landscape(nn.Linear(2, 2), nn.MSELoss(), [batch], compute=Compute(engine=engine, workers=0))

@@ -23,6 +23,7 @@ from tests.frameworks.landscape_nets import (
     make_net,
 )
 from tests.frameworks.test_torch_engines import EXACT, losses_of
+from tests.landscape_arguments import grouped
 
 GRAPHS = [EngineChoice(engine="graph"), EngineChoice(engine="graph", chunk=4)]
 
@@ -68,7 +69,7 @@ def draw(model: nn.Module, batches: Any, **more: Any) -> Any:
         "progress": False,
         "engine": "row",
     }
-    return ds.landscape(model, batches=batches, **(loss | given | more))
+    return ds.landscape(model, **grouped(batches=batches, **(loss | given | more)))
 
 
 def named(pairs: Any) -> list[dict[str, Tensor]]:

@@ -39,10 +39,16 @@ def loader(data: Any = None, **options: Any) -> Any:
     return DataLoader(data or rows(), **({"batch_size": 10, "shuffle": True} | options))
 
 
-def drawn(batches: Any, *, streamed: bool | None, size: int = 5, **more: Any) -> ds.LossGrid:
-    evaluation = ds.Evaluation(streamed=streamed, **more)
+def drawn(batches: Any, *, streamed: bool | None, size: int = 5) -> ds.LossGrid:
+    evaluation = ds.Evaluation(streamed=streamed)
     grid = ds.landscape(
-        make_net(Mlp), CRITERION, batches, size=size, engine="row", evaluation=evaluation, progress=False
+        make_net(Mlp),
+        CRITERION,
+        batches,
+        plane=ds.Plane(size=size),
+        compute=ds.Compute(engine="row"),
+        evaluation=evaluation,
+        progress=False,
     )
     assert isinstance(grid, ds.LossGrid)
     return grid
@@ -54,9 +60,9 @@ def drawn(batches: Any, *, streamed: bool | None, size: int = 5, **more: Any) ->
     ids=["rows", "augmented", "augmented by two workers"],
 )
 def test_streamed_held_and_again_are_the_same_bits(data: Any, options: Any) -> None:
-    more = {"tolerance": 0.1, "size": 3 if options else 5}  # points end at different batches
+    size = 3 if options else 5
     found = [
-        drawn(loader(data(), **options), streamed=streamed, **more).z.tobytes()
+        drawn(loader(data(), **options), streamed=streamed, size=size).z.tobytes()
         for streamed in (True, False, True)
     ]
     assert found[0] == found[1] == found[2]
@@ -70,8 +76,8 @@ def test_all_rows_of_points_see_the_same_augmented_data() -> None:
         return CRITERION(model(batch[0]), batch[1])
 
     ds.landscape(
-        make_net(Mlp), batch_loss=loss_fn, batches=loader(Augmenting()), size=5, engine="row", progress=False,
-        evaluation=ds.Evaluation(streamed=True),
+        make_net(Mlp), batch_loss=loss_fn, batches=loader(Augmenting()), plane=ds.Plane(size=5),
+        compute=ds.Compute(engine="row"), evaluation=ds.Evaluation(streamed=True), progress=False,
     )  # fmt: skip
     assert len(seen) > 25 * 6
     assert len(set(seen)) == 6
@@ -85,8 +91,8 @@ def test_what_the_model_draws_changes_nothing_for_the_loader() -> None:
 
     plain = drawn(loader(), streamed=True)
     noisy = ds.landscape(
-        make_net(Noisy), CRITERION, loader(), size=5, engine="row", progress=False,
-        evaluation=ds.Evaluation(streamed=True),
+        make_net(Noisy), CRITERION, loader(), plane=ds.Plane(size=5), compute=ds.Compute(engine="row"),
+        evaluation=ds.Evaluation(streamed=True), progress=False,
     )  # fmt: skip
     assert isinstance(noisy, ds.LossGrid)
     assert noisy.z.tobytes() == plain.z.tobytes()
@@ -102,7 +108,7 @@ def test_the_callers_generators_are_as_before(streamed: bool) -> None:
     np.random.normal()  # a second number of the pair waits in it
     before = states()
     ds.landscape(
-        net, CRITERION, batches, size=5, engine="row", progress=False,
+        net, CRITERION, batches, plane=ds.Plane(size=5), compute=ds.Compute(engine="row"), progress=False,
         evaluation=ds.Evaluation(streamed=streamed),
     )  # fmt: skip
     assert states() == before
@@ -125,8 +131,8 @@ def test_held_it_is_read_once_and_taken() -> None:
 def test_products_with_the_hessian_see_the_same_data_too() -> None:
     grids = [
         ds.landscape(
-            make_net(Mlp), CRITERION, batches, size=3, directions="hessian", engine="row", progress=False,
-            evaluation=ds.Evaluation(streamed=streamed),
+            make_net(Mlp), CRITERION, batches, directions="hessian", plane=ds.Plane(size=3),
+            compute=ds.Compute(engine="row"), evaluation=ds.Evaluation(streamed=streamed), progress=False,
         )
         for batches, streamed in ((loader(), True), (loader(), False))
     ]  # fmt: skip

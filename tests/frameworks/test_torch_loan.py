@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary import Evaluation, landscape
+from distsummary import Compute, Evaluation, Plane, landscape
 from tests.frameworks.test_torch_landscape import CRITERION, Mlp, fingerprint, golden_batches
+from tests.landscape_arguments import grouped
 
 
 class Noisy(nn.Module):
@@ -83,12 +84,14 @@ def test_modules_that_are_held_are_evaluated_and_given_back(
     with caplog.at_level(logging.WARNING, "distsummary"):
         landscape(
             Mlp(),
-            batches=golden_batches(),
-            size=3,
-            directions=directions,
-            progress=False,
-            workers=0,
-            **hold(held),
+            **grouped(
+                batches=golden_batches(),
+                size=3,
+                directions=directions,
+                progress=False,
+                workers=0,
+                **hold(held),
+            ),
         )
     assert seen == {False}
     assert fingerprint(held) == before
@@ -98,7 +101,15 @@ def test_modules_that_are_held_are_evaluated_and_given_back(
 
 def test_in_mindspores_mode_they_are_as_they_are() -> None:
     seen: set[bool] = set()
-    landscape(Mlp(), Noisy(seen), golden_batches(), size=3, mode="mindspore", progress=False, workers=0)
+    landscape(
+        Mlp(),
+        Noisy(seen),
+        golden_batches(),
+        plane=Plane(size=3),
+        mode="mindspore",
+        progress=False,
+        compute=Compute(workers=0),
+    )
     assert seen == {True}
 
 
@@ -114,7 +125,14 @@ def test_one_that_holds_the_model_too_is_given_back() -> None:
     task = Task()
     task.model.d1.eval()
     before = fingerprint(task)
-    landscape(task.model, batch_loss=task.step, batches=golden_batches(), size=3, progress=False, workers=0)
+    landscape(
+        task.model,
+        batch_loss=task.step,
+        batches=golden_batches(),
+        plane=Plane(size=3),
+        progress=False,
+        compute=Compute(workers=0),
+    )
     assert fingerprint(task) == before
 
 
@@ -127,5 +145,12 @@ def test_they_are_given_back_after_an_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(Exception, match="ZeroDivisionError"):
-        landscape(Mlp(), batch_loss=loss_fn, batches=golden_batches(), size=3, progress=False, workers=0)
+        landscape(
+            Mlp(),
+            batch_loss=loss_fn,
+            batches=golden_batches(),
+            plane=Plane(size=3),
+            progress=False,
+            compute=Compute(workers=0),
+        )
     assert fingerprint(held) == before

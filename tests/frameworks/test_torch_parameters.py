@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary import Directions, Evaluation, LossGrid, landscape
+from distsummary import Compute, Directions, Evaluation, LossGrid, Plane, landscape
 from distsummary.checkpoints.safetensors import write_safetensors
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
@@ -18,6 +18,7 @@ from distsummary.landscapes.directions.parameters import moving
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.directions.torch_parameters import filter_axes, tied_names
 from distsummary.landscapes.model.torch_loan import Loan, portable
+from tests.landscape_arguments import grouped
 
 
 class Language(nn.Module):
@@ -50,7 +51,7 @@ def batches() -> list[Any]:
 
 
 def draw(model: nn.Module, **more: Any) -> LossGrid:
-    grid = landscape(model, nn.CrossEntropyLoss(), batches(), size=3, progress=False, **more)
+    grid = landscape(model, nn.CrossEntropyLoss(), batches(), **grouped(size=3, progress=False, **more))
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -147,7 +148,9 @@ def test_only_the_parameters_of_a_subspace_move() -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    landscape(model, batch_loss=loss_fn, batches=batches(), size=3, parameters=["lora"], progress=False)
+    landscape(
+        model, batch_loss=loss_fn, batches=batches(), plane=Plane(size=3, parameters=["lora"]), progress=False
+    )
     changed = {name for values in seen for name, p in values.items() if not torch.equal(p, before[name])}
     assert changed == {"lora_A.weight", "lora_B.weight"}
 
@@ -256,7 +259,13 @@ def test_a_scripted_model_that_shares_memory_is_refused_with_the_remedy() -> Non
     plain = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     plain[1].weight = nn.Parameter(plain[0].weight.data)
     with pytest.raises(InvalidValueError, match=r"0\.weight and 1\.weight of a scripted .* one parameter"):
-        landscape(torch.jit.script(plain), nn.MSELoss(), [(torch.ones(2, 3),) * 2], size=3, progress=False)
+        landscape(
+            torch.jit.script(plain),
+            nn.MSELoss(),
+            [(torch.ones(2, 3),) * 2],
+            plane=Plane(size=3),
+            progress=False,
+        )
 
 
 class Normed(nn.Module):
@@ -273,7 +282,7 @@ class Normed(nn.Module):
 
 def draw_normed(model: nn.Module, **more: Any) -> Any:
     data = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
-    return landscape(model, nn.MSELoss(), [(data, data[:, :1])], size=3, progress=False, **more)
+    return landscape(model, nn.MSELoss(), [(data, data[:, :1])], **grouped(size=3, progress=False, **more))
 
 
 @pytest.mark.parametrize("directions", ["random", "hessian"])
@@ -306,8 +315,8 @@ def test_the_rounding_of_a_half_model_is_its_own_with_checkpoints_of_float32(dty
     state = {name: t.float() for name, t in model.state_dict().items()}
     x, y = ({"weight": np.array([[1e-5, sign, 1e-5]])} for sign in (1e-5, -1e-5))
     grid = landscape(
-        model, nn.MSELoss(), [(data, data[:, :1])], around=state, size=3, progress=False, workers=0,
-        directions=Directions(x=x, y=y), normalization="none",
+        model, nn.MSELoss(), [(data, data[:, :1])], around=state, directions=Directions(x=x, y=y),
+        plane=Plane(size=3, normalization="none"), compute=Compute(workers=0), progress=False,
     )  # fmt: skip
     assert isinstance(grid, LossGrid)
     assert grid.rounding == {"x": 1.0, "y": 1.0}
@@ -362,5 +371,7 @@ def test_integers_stay_in_mindspores_mode() -> None:
 
 def test_memory_can_be_resized_after_a_landscape_as_fsdp_does() -> None:
     model = nn.Linear(3, 2)
-    landscape(model, nn.MSELoss(), [(torch.ones(4, 3), torch.ones(4, 2))], size=3, progress=False)
+    landscape(
+        model, nn.MSELoss(), [(torch.ones(4, 3), torch.ones(4, 2))], plane=Plane(size=3), progress=False
+    )
     assert all(p.untyped_storage().resizable() for p in model.parameters())

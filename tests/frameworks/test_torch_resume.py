@@ -18,6 +18,7 @@ from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.run.landscape_identity import landscape_identity
+from tests.landscape_arguments import grouped
 
 CRITERION = nn.CrossEntropyLoss()
 
@@ -139,7 +140,7 @@ def stopped(output: Path, **arguments: Any) -> None:
 def draw(output: Path | None, progress: Any = False, **arguments: Any) -> ds.LossGrid:
     given = {"model": net(Net), "batches": shuffled(), "size": 5, "engine": "row"}
     given |= {} if "batch_loss" in arguments else {"loss_fn": CRITERION}
-    grid = ds.landscape(**(given | arguments), run_dir=output, progress=progress)
+    grid = ds.landscape(**grouped(**(given | arguments), run_dir=output, progress=progress))
     assert isinstance(grid, ds.LossGrid)
     return grid
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from distsummary import LossGrid, SummaryLandscape, landscape_set
+from distsummary import LossGrid, Plane, SummaryLandscape, landscape
 from distsummary.checkpoints.trajectory import Trajectory, read
 from distsummary.events.reader import read_values
 from distsummary.events.segments import landscape_files, segments
@@ -73,10 +73,10 @@ def trajectory(drawn: Drawn) -> Trajectory:
 def recomputed(drawn: Drawn, trajectory: Trajectory) -> dict[str, LossGrid]:
     """By tag; the random one with the directions that MindSpore drew from numpy's global generator."""
     given = legacy_directions(trajectory.load(6), drawn.reported["seed"])
-    grids = landscape_set(
+    grids = landscape(
         *drawn.parts(),
         around=trajectory,
-        size=drawn.reported["spec"]["landscape_size"],
+        plane=Plane(size=drawn.reported["spec"]["landscape_size"]),
         directions=("pca", given),
         mode="mindspore",
         progress=False,

@@ -11,9 +11,10 @@ import pytest
 
 import distsummary as ds
 from distsummary import LossGrid
-from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeCancelled, LandscapeError
+from distsummary.errors import LandscapeCancelled, LandscapeError
 from distsummary.landscapes.output import write
 from tests.interrupts import Dropping, sigint
+from tests.landscape_arguments import grouped
 from tests.unit.landscapes.golden_mlp import Mlp, batches
 from tests.unit.landscapes.test_generator import draw
 
@@ -104,21 +105,6 @@ def test_a_loader_that_does_not_fit_is_streamed_unless_that_is_refused(
     resident = random_plane(batches=held, evaluation=ds.Evaluation(streamed=False))
     assert held.read == 1
     assert streamed.z.tobytes() == resident.z.tobytes()
-
-
-def test_what_is_asked_wrongly_is_named() -> None:
-    with pytest.raises(InvalidTypeError, match="evaluation"):
-        random_plane(evaluation={"stderr": True})
-    with pytest.raises(InvalidValueError, match=r"refine must be a share .* got 2"):
-        random_plane(refine=2)
-    with pytest.raises(InvalidValueError, match="gpus_per_worker must be a share in"):
-        random_plane(gpus_per_worker=1.5)
-    with pytest.raises(InvalidValueError, match="leave engine out"):
-        random_plane(memory="inference", engine="row")
-    with pytest.raises(InvalidValueError, match="'auto' or 'naive'"):
-        random_plane(engine="row")
-    with pytest.raises(InvalidValueError, match="several"):
-        draw(mode="mindspore", batches={"a": batches()})
 
 
 def test_refinement_leaves_out_what_interpolation_reports() -> None:
@@ -303,8 +289,8 @@ def test_a_journal_of_another_engine_is_refused(tmp_path: Path, stop_at: Any) ->
     parts = (model, torch.nn.CrossEntropyLoss(), data)
     stop_at(3)
     with pytest.raises(LandscapeCancelled):
-        ds.landscape(*parts, **arguments, engine="row")
+        ds.landscape(*parts, **grouped(**arguments, engine="row"))
     stop_at(None)
     with pytest.raises(LandscapeError, match=r"begun with engine='torch-row', got 'torch-naive'"):
-        ds.landscape(*parts, **arguments, engine="naive")
-    assert ds.landscape(*parts, **arguments).engine == "torch-row"
+        ds.landscape(*parts, **grouped(**arguments, engine="naive"))
+    assert ds.landscape(*parts, **grouped(**arguments)).engine == "torch-row"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary import Directions, LossGrid, landscape
+from distsummary import Directions, LossGrid, Plane, landscape
 from distsummary.checkpoints.mindspore_ckpt import write_ckpt
 from distsummary.checkpoints.safetensors import write_safetensors
 from distsummary.errors import (
@@ -261,8 +261,10 @@ def test_runs_that_make_no_line_or_plane_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_filter_axis_reaches_the_directions() -> None:
-    plain = landscape(Mlp(), cross_entropy, batches(), size=3, progress=False)
-    turned = landscape(Mlp(), cross_entropy, batches(), size=3, filter_axis={"d1.weight": 1}, progress=False)
+    plain = landscape(Mlp(), cross_entropy, batches(), plane=Plane(size=3), progress=False)
+    turned = landscape(
+        Mlp(), cross_entropy, batches(), plane=Plane(size=3, filter_axis={"d1.weight": 1}), progress=False
+    )
     assert isinstance(plain, LossGrid)
     assert isinstance(turned, LossGrid)
     assert plain.z[1, 1] == turned.z[1, 1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary import LossGrid, SummaryLandscape, landscape_set
+from distsummary import Compute, LossGrid, Plane, SummaryLandscape, landscape
 from distsummary.checkpoints.trajectory import read
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import (
@@ -74,8 +74,13 @@ def test_what_the_training_asked_for_is_drawn_and_written(run_dir: RunDir) -> No
 
 def test_the_losses_are_those_of_landscape(run_dir: RunDir) -> None:
     grids = generate(run_dir)
-    same = landscape_set(
-        *make_parts()[:2], batches()[:2], around=run_dir, size=3, directions=("pca", "random"), progress=False
+    same = landscape(
+        *make_parts()[:2],
+        batches()[:2],
+        around=run_dir,
+        plane=Plane(size=3),
+        directions=("pca", "random"),
+        progress=False,
     )
     for name in ("pca", "random"):
         assert grids[name].z.tobytes() == same[name].z.tobytes()
@@ -351,11 +356,11 @@ def test_the_ids_are_counted() -> None:
 def test_more_ids_than_one_ask_for_as_many_workers(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def spy(*parts: Any, workers: int, **options: Any) -> Any:
-        asked.append(workers)
-        return landscape_set(*parts, workers=0, **options)
+    def spy(*parts: Any, compute: Compute, **options: Any) -> Any:
+        asked.append(compute.workers)
+        return landscape(*parts, compute=Compute(workers=0), **options)
 
-    monkeypatch.setattr(summary_landscape, "landscape_set", spy)
+    monkeypatch.setattr(summary_landscape, "landscape", spy)
     generate(run_dir, device_ids=[3, 1, 2])
     assert asked == [3]
 

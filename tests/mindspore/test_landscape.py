@@ -71,7 +71,13 @@ def test_our_landscape_of_a_cell_has_mindspores_numbers_and_leaves_the_cell_as_i
         network.first.set_train()
         before = FRAMEWORK.state(network)
         grid = ds.landscape(
-            network, loss, features(), around=tmp_path / "run", mode="mindspore", size=4, progress=False
+            network,
+            loss,
+            features(),
+            around=tmp_path / "run",
+            mode="mindspore",
+            plane=ds.Plane(size=4),
+            progress=False,
         )
     finally:
         mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
@@ -89,20 +95,35 @@ def test_a_cell_has_random_planes_metrics_and_losses_of_batches(tmp_path):
     metrics = {"accuracy": lambda outputs, labels: (outputs.argmax(1) == labels).astype(np.float32).mean()}
     evaluation = ds.Evaluation(metrics=metrics, stderr=True)
     grid = ds.landscape(
-        network, loss, batches, size=3, evaluation=evaluation, run_dir=tmp_path, progress=False
+        network,
+        loss,
+        batches,
+        plane=ds.Plane(size=3),
+        evaluation=evaluation,
+        run_dir=tmp_path,
+        progress=False,
     )
     assert grid.z[1, 1] == pytest.approx(np.mean([loss(network(x), y).asnumpy().mean() for x, y in batches]))
     assert set(np.unique(grid.quantities["accuracy"] * 12)) <= {*range(13)}
     assert np.isfinite(grid.z).all()
     by_batch = ds.landscape(
         network, None, batches, batch_loss=lambda model, batch: loss(model(batch[0]), batch[1]),
-        size=3, progress=False,
+        plane=ds.Plane(size=3), progress=False,
     )  # fmt: skip
     np.testing.assert_allclose(by_batch.z, grid.z)
     with pytest.raises(ValueError, match="evaluated in this process, got workers or address 2"):
-        ds.landscape(network, loss, batches, size=3, workers=2, progress=False)
+        ds.landscape(
+            network, loss, batches, plane=ds.Plane(size=3), compute=ds.Compute(workers=2), progress=False
+        )
     with pytest.raises(ValueError, match="is for torch models"):
-        ds.landscape(network, loss, batches, size=3, memory="inference", progress=False)
+        ds.landscape(
+            network,
+            loss,
+            batches,
+            plane=ds.Plane(size=3),
+            compute=ds.Compute(memory="inference"),
+            progress=False,
+        )
 
 
 @pytest.mark.parametrize("kind", ["train", "result"])

@@ -133,7 +133,14 @@ def test_the_landscape_of_the_run_is_that_of_a_run_of_one_process(runs):
     inputs = torch.from_numpy(rng.standard_normal((16, 6), np.float32))
     batches = [(inputs, torch.from_numpy(rng.integers(0, 3, 16)))]
     grids = [
-        ds.landscape(network(), torch.nn.functional.cross_entropy, batches, around=run, size=5, workers=0)
+        ds.landscape(
+            network(),
+            torch.nn.functional.cross_entropy,
+            batches,
+            around=run,
+            plane=ds.Plane(size=5),
+            compute=ds.Compute(workers=0),
+        )
         for run in runs
     ]
     sharded, whole = grids

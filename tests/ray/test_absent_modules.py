@@ -38,14 +38,21 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules["only_here"]
 
 
-def test_a_module_that_workers_miss_is_named_after_two_of_them(net: Any) -> None:
-    found = r"^2 landscape workers died .*No module named 'only_here'.*runtime_env of ray\.init"
+def test_a_module_that_workers_miss_is_named_after_three_of_them(net: Any) -> None:
+    found = r"^the landscape worker died 3 times .*No module named 'only_here'.*runtime_env of ray\.init"
     with pytest.raises(LandscapeError, match=found):
-        ds.landscape(net, square, [(np.ones((4, 2)), np.ones(4))], size=3, workers=1, progress=False)
+        ds.landscape(
+            net,
+            square,
+            [(np.ones((4, 2)), np.ones(4))],
+            plane=ds.Plane(size=3),
+            compute=ds.Compute(workers=1),
+            progress=False,
+        )
 
 
-def test_a_hessian_that_no_worker_can_begin_is_given_up_after_two(net: Any) -> None:
-    found = r"^2 Hessian workers died .*No module named 'only_here'"
+def test_a_hessian_that_no_worker_can_begin_is_given_up_after_three(net: Any) -> None:
+    found = r"^the Hessian worker died 3 times .*No module named 'only_here'"
     with (
         pytest.raises(LandscapeError, match=found),
         RayWorkers(1).hessian(net, square, []),

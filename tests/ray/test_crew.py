@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,28 +19,24 @@ import ray
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.worker import ChunkResult
-from distsummary.landscapes.run import actor_crew, actor_resources
-from distsummary.landscapes.run.actor_crew import (
-    MAX_DEATHS,
-    NOT_BEGUN,
-    UNRESERVED,
-    ActorCrew,
-    CrewTimes,
-    are_too_many,
-)
+from distsummary.landscapes.run import actor_crew
+from distsummary.landscapes.run.actor_crew import ActorCrew
 from distsummary.landscapes.run.scheduler import Scheduler
 from distsummary.landscapes.run.worker_failures import ChunkFailedError
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 ON_CPU = {"num_cpus": 1.0}
+ON_TWO_CPUS = {"num_cpus": 2.0}
 ON_GPU = {"num_gpus": 1.0, "num_cpus": 0.0}  # the cluster has none
-AMPLE = {"num_cpus": 64.0}  # nor as many of these
 
 
 class Applier:
-    """A worker that applies a function to the numbers of rows; `begin` returns its GPUs."""
+    """A worker that applies a function to the numbers of rows; `begin` returns its GPUs.
+
+    With a function of None it raises when it begins, and with two CPUs its process dies.
+    """
 
     def __init__(self, function: Callable[[int], int] = abs, *, gpus: float = 0.0) -> None:
         self._function, self._gpus = function, gpus
@@ -48,6 +44,8 @@ class Applier:
     def begin(self) -> float:
         if self._function is None:
             raise ZeroDivisionError("at the beginning")
+        if ray.get_runtime_context().get_assigned_resources().get("CPU") == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
         return self._gpus
 
     def work(self, chunks: list[Chunk]) -> list[ChunkResult]:
@@ -66,9 +64,9 @@ class Numbers(Scheduler):
     def found(self) -> dict[int, float]:
         return {chunk.row: values.item() for chunk, values in self.results.items()}
 
-    def lost(self, worker: str, *, was_at_it: bool = True) -> None:
+    def lost(self, worker: str, *, was_at_it: bool = True) -> bool:
         self.blamed.append(was_at_it)
-        super().lost(worker, was_at_it=was_at_it)
+        return super().lost(worker, was_at_it=was_at_it)
 
 
 def do(crew: ActorCrew, count: int = 4) -> Numbers:
@@ -78,21 +76,20 @@ def do(crew: ActorCrew, count: int = 4) -> Numbers:
     return numbers
 
 
-def crew_of(
-    function: Any = abs,
-    resources: Any = (ON_CPU,),
-    *,
-    times: Mapping[str, float] | None = None,
-    **options: Any,
-) -> ActorCrew:
-    seconds = CrewTimes(**{"start_s": PATIENCE_S, "wait_s": 0.1} | dict(times or {}))
-    return ActorCrew(
-        Applier, [function], resources, name="test", beginning="when it began", times=seconds, **options
-    )
+def crew_of(function: Any = abs, resources: Any = (ON_CPU,), **options: Any) -> ActorCrew:
+    return ActorCrew(Applier, [function], resources, name="test", beginning="when it began", **options)
 
 
-def kinds(crew: ActorCrew) -> list[dict[str, float]]:
-    return [worker.options for worker in crew._workers.values()]
+@pytest.fixture(autouse=True)
+def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets how long a crew waits: `times(SILENT_S=1.0)`."""
+
+    def change(**seconds: float) -> None:
+        for name, value in seconds.items():
+            monkeypatch.setattr(actor_crew, name, value)
+
+    change(BEGIN_S=PATIENCE_S, WAIT_S=0.1)
+    return change
 
 
 def once(flag: Path, number: int = signal.SIGKILL) -> Callable[[int], int]:
@@ -112,31 +109,87 @@ def die(value: int) -> int:
     return value
 
 
-def test_a_dead_worker_is_replaced_and_others_do_its_work(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with crew_of(once(tmp_path / "flag"), [ON_CPU] * 2) as crew:
+def test_a_dead_worker_is_made_again_in_its_slot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # A single slot: of two, the other may finish the work before the death is noticed.
+    with crew_of(once(tmp_path / "flag")) as crew:
         work = do(crew, 9)
-        assert crew.names == ["worker-0", "worker-1", "worker-2"]
-        do(crew, 2)  # the same actors
-        assert len(crew.names) == 3
+        do(crew, 2)  # the same actor
+        assert crew.names == ["worker-0"]
     assert work.found == {number: number for number in range(9)}
     [died] = [message for message in caplog.messages if "died" in message]
-    assert re.match(r"test worker-\d died \(", died)
+    assert re.match(r"test worker-0 died \(", died)
     assert len(died) < 200
     assert "\n" not in died
 
 
-@pytest.mark.parametrize(
-    ("limit", "said"), [(1, "the test worker died ("), (2, "2 test workers died one after")]
-)
-def test_too_many_deaths_without_a_result_are_an_error_with_a_remedy(limit: int, said: str) -> None:
+def test_a_slot_is_filled_again_as_long_as_chunks_finish_between_its_deaths(tmp_path: Path) -> None:
+    def function(value: int) -> int:
+        flag = tmp_path / str(value)
+        if value % 2 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return value
+
+    with crew_of(function) as crew:
+        work = do(crew, 10)
+    assert len(list(tmp_path.iterdir())) == 5
+    assert work.found == {number: number for number in range(10)}
+
+
+def test_three_deaths_without_a_result_end_the_last_slot_with_a_remedy() -> None:
     with (
-        crew_of(die, max_deaths=limit, remedy="do something else") as crew,
+        crew_of(die, remedy="do something else") as crew,
         pytest.raises(LandscapeError, match=r"; do something else$") as failed,
     ):
         do(crew)
-    assert str(failed.value).startswith(said)
+    assert str(failed.value).startswith("the test worker died 3 times without a result (")
+
+
+def test_what_can_not_begin_in_one_slot_is_done_by_the_others_and_its_place_is_not_taken_again(
+    tmp_path: Path, times: Callable[..., None]
+) -> None:
+    has_ended = tmp_path / "ended"
+
+    def function(value: int) -> int:
+        wait_for(has_ended.exists)
+        return value
+
+    class Noticing(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "died 3 times without a result" in record.getMessage():
+                has_ended.touch()
+
+    handler = Noticing()
+    logging.getLogger(actor_crew.__name__).addHandler(handler)
+    times(GROW_S=0.0)
+    try:
+        with crew_of(function, [ON_CPU, ON_TWO_CPUS], more=lambda points: [ON_TWO_CPUS]) as crew:
+            assert do(crew).found == {number: number for number in range(4)}
+            assert crew.names == ["worker-0", "worker-1"]
+            assert list(crew.begun) == ["worker-0"]
+    finally:
+        logging.getLogger(actor_crew.__name__).removeHandler(handler)
+
+
+def test_slots_that_become_free_are_taken_if_they_are_of_the_same_kind(times: Callable[..., None]) -> None:
+    times(GROW_S=0.0)
+    asked: list[int] = []
+
+    def more(points: int) -> list[dict[str, float]]:
+        asked.append(points)
+        return [ON_GPU, ON_CPU] if len(asked) == 1 else []
+
+    with crew_of(more=more) as crew:
+        wait_for(lambda: bool(do(crew) and asked))
+        assert crew.names == ["worker-0", "worker-1"]
+        wait_for(lambda: bool(do(crew) and len(crew.begun) == 2))
+
+
+def test_a_crew_of_which_no_worker_begins_ends_with_what_ray_says(times: Callable[..., None]) -> None:
+    times(BEGIN_S=0.5)
+    said = r"^no test worker began within 0\.5 s: "
+    with crew_of(resources=[ON_GPU]) as crew, pytest.raises(LandscapeError, match=said):
+        do(crew)
 
 
 def test_a_worker_that_died_of_earlier_work_is_not_blamed_for_later_work(tmp_path: Path) -> None:
@@ -171,8 +224,11 @@ def ender() -> Iterator[Ender]:
     logger.removeHandler(ender)
 
 
-def test_a_silent_worker_is_reported_with_its_process_and_may_be_killed(tmp_path: Path, ender: Ender) -> None:
-    with crew_of(once(tmp_path / "flag", signal.SIGSTOP), times={"silent_s": 1.0}) as crew:
+def test_a_silent_worker_is_reported_with_its_process_and_may_be_killed(
+    tmp_path: Path, ender: Ender, times: Callable[..., None]
+) -> None:
+    times(SILENT_S=1.0)
+    with crew_of(once(tmp_path / "flag", signal.SIGSTOP)) as crew:
         do(crew)
     assert re.fullmatch(
         r"test worker-0 \(process \d+ on [\w.:]+\) has not answered for \d+ s; if it hangs, "
@@ -181,59 +237,12 @@ def test_a_silent_worker_is_reported_with_its_process_and_may_be_killed(tmp_path
     )
 
 
-def test_a_worker_without_a_reservation_takes_the_place_of_those_that_wait_for_gpus(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    given_up: list[bool] = []
-    with crew_of(
-        resources=[ON_GPU] * 2,
-        forgo=lambda: given_up.append(True),
-        more=lambda points: [ON_GPU, ON_CPU],
-        times={"start_s": 0.0, "grow_s": 0.0},
-    ) as crew:
-        do(crew)
-        assert kinds(crew)[0] == UNRESERVED
-        assert all(ON_GPU.keys() != kind.keys() for kind in kinds(crew))
-    assert given_up == [True]
-    assert caplog.text.count("no test worker started in 0 s") == 1
-
-
-def test_it_works_next_to_those_that_wait_for_cpus() -> None:
-    with crew_of(resources=[AMPLE], times={"start_s": 0.0}) as crew:
-        do(crew)
-        assert kinds(crew) == [AMPLE, UNRESERVED]
-
-
-def test_a_gpu_is_waited_for_where_gpus_have_given_results(caplog: pytest.LogCaptureFixture) -> None:
-    with crew_of(resources=[ON_GPU], times={"start_s": 0.0}) as crew:
-        crew._has_results = True
-        for _ in range(2):
-            crew._look_after_workers()
-        assert kinds(crew) == [ON_GPU]
-    assert caplog.text.count("got its GPU in 0 s; still waiting for a GPU") == 1
-
-
-def test_a_crew_continues_when_what_a_dead_worker_held_is_taken(tmp_path: Path) -> None:
-    with crew_of(once(tmp_path / "flag"), times={"start_s": 1.0}) as crew:
-        crew._workers["worker-0"].options = AMPLE  # as if others had taken it
-        do(crew)
-
-
 class TwoArgumentsError(Exception):
     """Python pickles it, and cannot unpickle it."""
 
     def __init__(self, what: str, where: str) -> None:
         super().__init__(f"{what} {where}")
         self.add_note("and a note")
-
-
-def test_each_worker_may_fail_to_begin_before_all_are_given_up() -> None:
-    failed = f"{NOT_BEGUN}x"
-    assert [are_too_many([failed] * count, 3) for count in (1, 2, 3)] == [False, False, True]
-    assert not are_too_many([failed] * 3 + ["of a signal"], 3), "only MAX_DEATHS of several kinds are"
-    signals = ["of a signal"] * MAX_DEATHS
-    assert not are_too_many(signals[1:], 1)
-    assert are_too_many(signals, 1)
 
 
 def raise_it(error: Exception) -> Callable[[int], int]:
@@ -314,15 +323,20 @@ def test_errors_in_other_workers_are_not_printed_by_ray(
     assert printed == []
 
 
-def test_what_others_have_taken_is_waited_for_no_longer_than_said() -> None:
-    group = ray.util.placement_group([{"CPU": 1}])
+def test_the_resources_of_a_crew_are_free_when_it_has_ended() -> None:
+    for _ in range(2):
+        with crew_of(resources=[ON_CPU] * 4) as crew:
+            crew.begin()
+        assert ray.available_resources()["CPU"] == 4
+
+
+def test_what_others_have_taken_is_waited_for_no_longer_than_said(times: Callable[..., None]) -> None:
+    times(RETURN_S=0.5)
+    with crew_of() as crew:
+        crew.begin()
+        group = ray.util.placement_group([{"CPU": 1}] * 4)  # it waits for the CPU of the crew
     try:
-        actor = ray.remote(Applier).options(num_cpus=1).remote()
-        ray.get([group.ready(), actor.__ray_ready__.remote()])
-        begun = time.monotonic()
-        actor_resources.end_actors([(actor, {"num_cpus": 4})], return_s=0.5)
-        assert actor_resources.free_resources()["CPU"] == 3
-        assert time.monotonic() - begun >= 0.5
+        assert group.wait(PATIENCE_S)
     finally:
         ray.util.remove_placement_group(group)
 
@@ -331,9 +345,8 @@ def test_an_interrupt_while_workers_are_ended_leaves_none(monkeypatch: pytest.Mo
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    killed: list[Any] = []
+    crew = crew_of(resources=[ON_CPU] * 2)
+    crew.begin()
     monkeypatch.setattr(ray, "available_resources", interrupt)
-    monkeypatch.setattr(ray, "kill", lambda actor, no_restart: killed.append(actor))
     with pytest.raises(KeyboardInterrupt):
-        actor_resources.end_actors([("one", {"num_cpus": 1}), ("another", {"num_cpus": 1})])
-    assert killed == ["one", "another"]
+        crew.__exit__()

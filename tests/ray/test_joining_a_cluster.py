@@ -85,8 +85,8 @@ batches = [(torch.randn(32, 8), torch.randint(0, 3, (32,)))]
 
 def draw(workers, address=None):
     began = time.monotonic()
-    how = {"size": 15, "directions": "random", "engine": "row", "workers": workers, "address": address}
-    grid = ds.landscape(model, batches=batches, batch_loss=loss_fn, **how)
+    how = {"compute": ds.Compute(engine="row", workers=workers, address=address), "plane": ds.Plane(size=15)}
+    grid = ds.landscape(model, batches=batches, batch_loss=loss_fn, directions="random", **how)
     return grid, time.monotonic() - began
 
 class Holder:

@@ -3,19 +3,21 @@
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from distsummary import Evaluation, LossGrid, Progress, landscape, landscape_set
+from distsummary import Evaluation, LossGrid, Progress, landscape
 from distsummary.errors import LandscapeCancelled, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import mean_product
@@ -25,12 +27,12 @@ from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.model.user_code import BatchLoss
 from distsummary.landscapes.run import actor_crew
 from distsummary.landscapes.run.actor import RayWorkers
-from distsummary.landscapes.run.actor_crew import CrewTimes
 from distsummary.landscapes.run.runner import InProcessWorkers
 from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
+from tests.landscape_arguments import grouped
 from tests.patience import PATIENCE_S
-from tests.programs import run_python
+from tests.programs import run_program, run_python
 from tests.unit.landscapes import golden_mlp
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("ray_cluster")]
@@ -52,7 +54,8 @@ def batches() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_crew, "TIMES", CrewTimes(start_s=PATIENCE_S, grow_s=0.2))
+    monkeypatch.setattr(actor_crew, "BEGIN_S", PATIENCE_S)
+    monkeypatch.setattr(actor_crew, "GROW_S", 0.2)
 
 
 def draw(workers: int | str, size: int = 7, **more: Any) -> LossGrid:
@@ -60,7 +63,7 @@ def draw(workers: int | str, size: int = 7, **more: Any) -> LossGrid:
     arguments = {
         "batches": batches(), "size": size, "workers": workers, "engine": "row", "progress": False
     }  # fmt: skip
-    grid = landscape(make_model(), **(loss | arguments | more))
+    grid = landscape(make_model(), **grouped(**(loss | arguments | more)))
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -86,7 +89,7 @@ def killer(flag: Path, kills: int, at: float) -> Any:
 def draw_numpy(workers: int | str, batch_loss: Any = None, **more: Any) -> LossGrid:
     loss = {"batch_loss": batch_loss} if batch_loss else {"loss_fn": golden_mlp.cross_entropy}
     arguments = {"batches": golden_mlp.batches(), "size": 7, "workers": workers, "progress": False}
-    grid = landscape(golden_mlp.Mlp(), **(loss | arguments | more))
+    grid = landscape(golden_mlp.Mlp(), **grouped(**(loss | arguments | more)))
     assert isinstance(grid, LossGrid)
     return grid
 
@@ -108,10 +111,13 @@ def test_any_number_of_workers_gives_the_same_bytes() -> None:
 
 
 def test_numpy_models_are_drawn_by_workers_too() -> None:
-    arguments = {"around": golden_mlp.CKPT_DIR, "size": 5, "mode": "mindspore", "progress": False}
+    arguments = {"around": golden_mlp.CKPT_DIR, "directions": ["pca"], "size": 5, "mode": "mindspore"}
     grids = [
-        landscape_set(
-            golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches(), workers=workers, **arguments
+        landscape(
+            golden_mlp.Mlp(),
+            golden_mlp.cross_entropy,
+            golden_mlp.batches(),
+            **grouped(workers=workers, progress=False, **arguments),
         )
         for workers in (0, 2)
     ]
@@ -125,7 +131,7 @@ def test_a_killed_worker_costs_no_chunk(tmp_path: Path) -> None:
     assert len(killed) == 2
     assert grid.z.tobytes() == draw_numpy(0).z.tobytes()
     assert grid.lost_points == 0
-    assert len(grid.worker_seconds) == 4
+    assert len(grid.worker_seconds) == 2
 
 
 def test_a_point_that_kills_every_worker_is_nan_and_counted(
@@ -256,11 +262,12 @@ def test_workers_leave_a_placement_group_that_captures_children() -> None:
 
 def test_workers_compute_with_one_thread_and_keep_freed_memory() -> None:
     def loss_fn(model: nn.Module, batch: Any) -> Any:
-        passive = os.environ["OMP_WAIT_POLICY"] == "PASSIVE" and os.environ["OMP_NUM_THREADS"] == "1"
-        keeps = (
-            int(os.environ["MALLOC_MMAP_THRESHOLD_"]) <= 32 << 20 < int(os.environ["MALLOC_TRIM_THRESHOLD_"])
-        )
-        return torch.tensor(float(torch.get_num_threads() if passive and keeps else -1))
+        own = psutil.Process().memory_info
+        freed = torch.ones(16 << 20, dtype=torch.uint8)
+        held = own().rss
+        del freed
+        keeps = own().rss > held - (8 << 20)
+        return torch.tensor(float(torch.get_num_threads() if keeps else -1))
 
     assert (draw(1, batch_loss=loss_fn, size=3).z == 1).all()
 
@@ -288,7 +295,8 @@ class Training:
 
 def draw(share):
     grid = ds.landscape(
-        Model(), batch_loss=loss, batches=[np.zeros(1)], size=5, gpus_per_worker=share, progress=False
+        Model(), batch_loss=loss, batches=[np.zeros(1)], plane=ds.Plane(size=5),
+        compute=ds.Compute(gpus_per_worker=share), progress=False,
     )
     print("share", share, "workers", len(grid.worker_seconds))
 
@@ -299,13 +307,11 @@ trainings = [Training.remote() for _ in range(4)]
 ray.get([training.begun.remote() for training in trainings])
 while ray.available_resources()["GPU"] > 1.7:
     time.sleep(0.05)
-actor_crew.TIMES = actor_crew.CrewTimes(start_s=3.0)
-draw(1)
-actor_crew.TIMES = actor_crew.CrewTimes(start_s=60.0)  # what fits is there at once
-try:
-    draw(0.4)
-except LandscapeError as error:
-    print(error)
+for share, actor_crew.BEGIN_S in ((1, 3.0), (0.4, 400.0)):  # of 0.4 what fits is there at once
+    try:
+        draw(share)
+    except LandscapeError as error:
+        print(error)
 """
 
 
@@ -313,14 +319,56 @@ def test_workers_get_gpus_as_long_as_there_are_some(tmp_path: Path) -> None:
     """In a cluster of its own, with GPUs in name only: Ray hands such GPUs out by number.
 
     Landscapes one after the other use all GPUs, also the first one, for which a worker chose the engine. Each
-    worker sees its own. Shares of several GPUs that hold no worker are not waited for.
+    worker sees its own. A share that no single GPU has is not waited for.
     """
     found = run_python("-c", ON_GPUS, cwd=tmp_path, RAY_AUTH_MODE="disabled")
     drawn = re.findall("share (.+) workers (.+)", found.stdout)
-    *before, (_, on_cpus) = drawn
-    assert before == [("2", "2"), ("2", "2"), ("0", "2"), ("0", "2")]
-    assert on_cpus in "23"  # on a busy machine those for the two CPUs take longer to start than they may
+    assert drawn == [("2", "2"), ("2", "2"), ("0", "2"), ("0", "2")]
+    assert re.search("no engine-choosing worker began within 3 s: .*", found.stdout)
     assert re.search(r"raised RuntimeError: \[\d\] of 0 GPUs", found.stdout)
+
+
+ON_ONE_CPU = """
+import os, sys, threading, time
+from pathlib import Path
+import ray, distsummary as ds
+from distsummary.landscapes.run import actor_crew
+from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
+
+def end_soon():
+    log = Path(ray._private.worker._global_node.get_logs_dir_path(), "raylet.err")
+    while not (log.exists() and "No such file" in log.read_text()):
+        time.sleep(0.1)
+    actor_crew.BEGIN_S = 0.1
+
+actor_crew.BEGIN_S = 400.0
+env = {"py_executable": sys.argv[1]} if sys.argv[1:] else None
+ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=env)
+if env:
+    threading.Thread(target=end_soon, daemon=True).start()
+parts = Mlp(), cross_entropy, batches()
+grid = ds.landscape(*parts, plane=ds.Plane(size=3), compute=ds.Compute(workers=1), progress=False)
+print("workers", *grid.worker_seconds)
+"""
+
+
+def test_a_cluster_in_which_no_process_can_start_ends_the_landscape_with_the_reason(tmp_path: Path) -> None:
+    absent = "/no such/python"
+    failed = run_python("-c", ON_ONE_CPU, absent, cwd=ROOT, RAY_AUTH_MODE="disabled", code=1)
+    assert re.search(
+        r"LandscapeError: no landscape worker began within .* s: it needs 1 CPU \(\d of 1 free\); "
+        r".*raylet.err ends with: .*No such file or directory.*; check that",
+        failed.stderr,
+    )
+
+
+def test_the_path_of_python_may_have_spaces(tmp_path: Path) -> None:
+    python = tmp_path / "a b" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    found = run_program(python, "-c", ON_ONE_CPU, cwd=ROOT, RAY_AUTH_MODE="disabled", PYTHONPATH=path)
+    assert found.stdout == "workers worker-0\n"
 
 
 def test_a_crew_goes_from_scheduler_to_scheduler_with_the_same_actors() -> None:
@@ -357,7 +405,9 @@ def test_a_crew_goes_from_scheduler_to_scheduler_with_the_same_actors() -> None:
 
 def test_refinement_on_workers_gives_the_same_bytes_and_leaves_out_the_same_points() -> None:
     parts, arguments = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches()), {"size": 33}
-    grids = [landscape(*parts, workers=n, refine=0.05, progress=False, **arguments) for n in (0, 2)]
+    grids = [
+        landscape(*parts, **grouped(workers=n, refine=0.05, progress=False, **arguments)) for n in (0, 2)
+    ]
     assert grids[0].computed.tobytes() == grids[1].computed.tobytes()
     assert grids[0].z.tobytes() == grids[1].z.tobytes()
     assert not grids[0].computed.all()
@@ -448,7 +498,10 @@ def stop(progress):
 
 ray.init(address=sys.argv[1], namespace="stopped", log_to_driver=False)
 parts = Mlp(), cross_entropy, batches()
-ds.landscape_set(*parts, around=CKPT_DIR, size=9, run_dir=sys.argv[2], workers=2, progress=stop)
+ds.landscape(
+    *parts, around=CKPT_DIR, directions=["pca"], plane=ds.Plane(size=9), run_dir=sys.argv[2],
+    compute=ds.Compute(workers=2), progress=stop,
+)
 """
 
 
@@ -456,11 +509,19 @@ def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp
     address = ray.get_runtime_context().gcs_address
     run_python("-c", STOPPED, address, tmp_path, cwd=ROOT, code=-signal.SIGKILL)
     reported: list[int] = []
-    arguments = {"around": golden_mlp.CKPT_DIR, "size": 9, "run_dir": tmp_path, "workers": 2}
+    arguments = {
+        "around": golden_mlp.CKPT_DIR,
+        "directions": ["pca"],
+        "size": 9,
+        "run_dir": tmp_path,
+        "workers": 2,
+    }
     parts = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches())
-    resumed = landscape_set(*parts, **arguments, progress=lambda now: reported.append(now.done))
+    resumed = landscape(*parts, **grouped(**arguments, progress=lambda now: reported.append(now.done)))
     assert reported[0] > max(reported) // 2
-    undisturbed = landscape_set(*parts, **(arguments | {"run_dir": None, "workers": 0}), progress=False)
+    undisturbed = landscape(
+        *parts, **grouped(**(arguments | {"run_dir": None, "workers": 0}), progress=False)
+    )
     for key, grid in resumed.items():
         assert grid.z.tobytes() == undisturbed[key].z.tobytes()
     assert not list(tmp_path.glob("landscape/journal-*"))

@@ -87,13 +87,19 @@ def normalized(name: str, direction: Rows, weights: Rows, how: str, filter_axis:
     return replace(direction, read=read)
 
 
+def check_filter_axis(hook: object) -> None:
+    """Raise InvalidTypeError unless `hook` is None, a mapping by name or a function of (name, shape)."""
+    if hook is not None and not isinstance(hook, Mapping) and not callable(hook):
+        raise InvalidTypeError(f"filter_axis must be a mapping or a function of (name, shape), got {hook!r}")
+
+
 def resolve_filter_axes(
     hook: FilterAxisHook, shapes: Mapping[str, tuple[int, ...]], found: Mapping[str, FilterAxis]
 ) -> dict[str, FilterAxis]:
     """The filter axes of the parameters in `shapes`: those `found` in the model, overridden by the hook.
 
-    The hook is a mapping by name, or a function of (name, shape) that returns None for the default. Raises
-    InvalidTypeError and InvalidValueError for names and axes that the parameters do not have.
+    A function of (name, shape) returns None for the default. Raises InvalidTypeError and InvalidValueError
+    for names and axes that the parameters do not have.
     """
     axes = {name: axis for name, axis in found.items() if name in shapes}
     if isinstance(hook, Mapping):
@@ -104,11 +110,9 @@ def resolve_filter_axes(
                 f"which are {', '.join(list(shapes)[:5])} ...; name some of these"
             )
         axes.update(hook)
-    elif callable(hook):
+    elif hook is not None:
         chosen = {name: hook(name, shape) for name, shape in shapes.items()}
         axes.update({name: axis for name, axis in chosen.items() if axis is not None})
-    elif hook is not None:
-        raise InvalidTypeError(f"filter_axis must be a mapping or a function of (name, shape), got {hook!r}")
     for name, filter_axis in axes.items():
         shape, field = shapes[name], f"filter_axis of {name}"
         # Vectors and scalars have no filters: this normalization leaves them fixed.

@@ -197,7 +197,7 @@ def own_state(model: Any) -> Weights:
 
 def select(
     names: Iterable[str],
-    patterns: Patterns,
+    patterns: str | Sequence[str],
     others: Callable[[], Iterable[str]] = tuple,
     tied: Mapping[str, str] | None = None,
 ) -> list[str]:
@@ -207,13 +207,10 @@ def select(
     InvalidValueError, which lists similar names, for an expression without a match; `others` returns the
     names of values that cannot move (frozen parameters, buffers).
     """
-    if isinstance(patterns, str):
-        patterns = [patterns]
-    check_type("parameters", patterns, Sequence)
     names = list(names)
     first = {name: name for name in names} | {n: f for n, f in (tied or {}).items() if f in names}
     chosen: set[str] = set()
-    for pattern in patterns or ():
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         found = {first[name] for name in _search(pattern, first)}
         if not found:
             fixed = _search(pattern, others())
@@ -224,8 +221,6 @@ def select(
                 + ("; to move a frozen parameter, let it require gradients" if fixed else "")
             )
         chosen.update(found)
-    if not chosen:
-        raise InvalidValueError("parameters must hold at least one name or regular expression, got none")
     return [name for name in names if name in chosen]
 
 
@@ -244,19 +239,28 @@ def near(pattern: str, names: Sequence[str]) -> list[str]:
     return (alike or list(names))[:SHOWN]
 
 
-def _search(pattern: object, names: Iterable[str]) -> list[str]:
-    check_type("an item of parameters", pattern, str)
-    if not pattern:
-        raise InvalidValueError(
-            "an item of parameters must not be empty, since '' matches every name; leave parameters= out"
-        )
-    try:
-        expression = re.compile(str(pattern))
-    except re.error as error:
-        raise InvalidValueError(
-            f"parameters={pattern!r} is not a regular expression ({error}); escape it with re.escape"
-        ) from error
-    return [name for name in names if expression.search(name)]
+def _search(pattern: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if re.search(pattern, name)]
+
+
+def check_patterns(patterns: Patterns) -> None:
+    """Raise InvalidTypeError or InvalidValueError unless `patterns` are None or regular expressions."""
+    check_type("parameters", patterns, (str, Sequence), optional=True)
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if listed is not None and not listed:
+        raise InvalidValueError("parameters must hold at least one name or regular expression, got none")
+    for pattern in listed or ():
+        check_type("an item of parameters", pattern, str)
+        if not pattern:
+            raise InvalidValueError(
+                "an item of parameters must not be empty, since '' matches every name; leave parameters= out"
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidValueError(
+                f"parameters={pattern!r} is not a regular expression ({error}); escape it with re.escape"
+            ) from error
 
 
 def fitting(state: Mapping[str, Any], names: Collection[str]) -> Mapping[str, Any]:

@@ -81,7 +81,7 @@ def prepare(
     find_eigenpairs: FindEigenpairs,
     curvature: CurvatureSource | None = None,
 ) -> dict[str, Prepared]:
-    """The planes of one run, as a dict with the same keys as the result of landscape_set().
+    """The planes of one run, as a dict with the same keys as the result of `landscape`.
 
     `curvature`: the optimizer for the direction of this name.
     """
@@ -168,7 +168,7 @@ def _named(found: Sequence[tuple[str, Prepared]], moving: Moving, settings: Sett
 def prepare_runs(
     sources: Sequence[CheckpointSource], moving: Moving, request: Sequence[Direction], settings: Settings
 ) -> dict[str, Prepared]:
-    """The planes through several runs, as a dict with the same keys as the result of landscape_set().
+    """The planes through several runs, as a dict with the same keys as the result of `landscape`.
 
     "pca" uses all checkpoints of all runs; "line" and "triangle" use the last checkpoint of each run.
     """

@@ -22,7 +22,6 @@ from distsummary.landscapes.engines.timing import choose_engine
 from distsummary.landscapes.engines.worker import ChunkResult
 from distsummary.landscapes.model.user_code import first_line
 from distsummary.landscapes.run.actor_crew import LOOK, ActorCrew
-from distsummary.landscapes.run.actor_resources import free_resources
 from distsummary.landscapes.run.scheduler import MAX_ATTEMPTS, Scheduler
 from distsummary.landscapes.run.worker_failures import (
     CHOOSING,
@@ -32,13 +31,7 @@ from distsummary.landscapes.run.worker_failures import (
     raised,
     user_errors,
 )
-from distsummary.landscapes.run.worker_plan import (
-    WorkerMemory,
-    check_spread,
-    plan_workers,
-    spread,
-    surplus,
-)
+from distsummary.landscapes.run.worker_plan import check_spread, plan_workers, spread, surplus
 from distsummary.landscapes.run.worker_process import (
     ChunkWorker,
     EngineChooser,
@@ -66,7 +59,6 @@ class RayWorkers:
 
     def __init__(self, count: int | None = None, *, gpus_each: float | None = None) -> None:
         self._count, self._gpus_each = count, gpus_each
-        self._memory = WorkerMemory()
 
     def choose_engine(self, task: Task) -> EngineChoice:
         """See `runner.Workers`; chooses in this process, or on a worker if the workers use GPUs."""
@@ -74,7 +66,7 @@ class RayWorkers:
         if not resources[0].get("num_gpus"):
             # Other nodes may have no C++ compiler, or their compiled code may give different last bits.
             can_compile = None if sum(node["Alive"] for node in ray.nodes()) == 1 else False
-            with user_errors(CHOOSING), self._memory.measured(task.model):
+            with user_errors(CHOOSING):
                 return choose_engine(portable_task(task), can_compile=can_compile).choice
         with ActorCrew(
             EngineChooser,
@@ -82,8 +74,6 @@ class RayWorkers:
             resources,
             name="engine-choosing",
             beginning=CHOOSING,
-            forgo=self._forgo_gpus,
-            max_deaths=1,
             remedy="check that it has enough memory, name an engine (engine='row'), or use workers=0",
         ) as crew:
             choice: EngineChoice = crew.begin()
@@ -98,9 +88,7 @@ class RayWorkers:
         resources = self._resources(model, min(GROUPS, length_hint(batches) or GROUPS))
         model, batches, [loss_fn] = portable(model, batches, [loss_fn])
         parts = [send((model, loss_fn, batches)), ray.put(options)]
-        with ActorCrew(
-            HessianWorker, parts, resources, name="Hessian", beginning=HESSIAN, forgo=self._forgo_gpus
-        ) as crew:
+        with ActorCrew(HessianWorker, parts, resources, name="Hessian", beginning=HESSIAN) as crew:
             yield RayHessian(crew)
 
     @contextmanager
@@ -114,7 +102,6 @@ class RayWorkers:
             name="landscape",
             beginning=OPENING,
             more=partial(self._more, task.model) if self._count is None else None,
-            forgo=self._forgo_gpus,
             remedy=f"{LOOK}; with run_dir= finished points are kept",
         ) as crew:
             yield crew
@@ -131,13 +118,7 @@ class RayWorkers:
         share = self._gpus_each
         if share is None:
             share = float(max(1, len(spread(model)))) if framework_of(model).name == "torch" else 0.0
-        return plan_workers(
-            free_resources(), jobs, self._count, gpus_each=share, worker_bytes=self._memory.nbytes
-        )
-
-    def _forgo_gpus(self) -> None:
-        """Use no GPUs from now on, so that no worker waits for one and all use one kind of hardware."""
-        self._gpus_each = 0
+        return plan_workers(ray.available_resources(), jobs, self._count, gpus_each=share)
 
     def _more(self, model: Any, points: int) -> list[dict[str, float]]:
         """The resources of each worker that could be added while `points` points are waiting."""

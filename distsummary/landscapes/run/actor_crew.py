@@ -1,74 +1,65 @@
-"""A crew: Ray actors that share the chunks of a scheduler. It replaces those that die."""
+"""A crew: Ray actors, one in each slot, that share the chunks of a scheduler. A dead one is made again."""
 
 import logging
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import ray
-from ray.exceptions import ActorDiedError, RayError, RayTaskError, UnserializableException
+from ray.exceptions import (
+    ActorDiedError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+    UnserializableException,
+)
 
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
-from distsummary.landscapes.run.actor_resources import end_actors
+from distsummary.landscapes.run.actor_process import WorkerProcess
 from distsummary.landscapes.run.scheduler import IN_FLIGHT, CallPoints, Keep, Scheduler
 from distsummary.landscapes.run.worker_failures import ChunkFailedError, raised
 
-MAX_DEATHS = 8  # consecutive deaths without a result: twice the number that one bad chunk can cause
-NOT_BEGUN = "it could not begin: "
+MAX_DEATHS = 3  # of the actors of a slot, without a finished chunk between them
+BEGIN_S = 60.0  # without the process of any actor: the crew ends
+GROW_S = 10.0  # between two counts of the slots that have become free
+SILENT_S = 60.0  # a worker is reported after this silence, again after twice as long, and so on
+WAIT_S = 1.0  # the longest wait for an answer before these times are looked at
 READ_S = 1.0  # limit for reading the results of killed actors' calls, which fail within milliseconds
-UNRESERVED = {"num_cpus": 0.0}
-IN_CREATION = "error raised in its creation task"  # part of Ray's message, for example if an import failed
+RETURN_S = 5.0  # limit of the wait for killed actors' resources: other programs may have taken them
+RETURN_POLL_S = 0.02
+SHARE = 1e-3  # of a GPU or CPU: sums of shares such as 0.1 are not exact
 SHOWN = 120  # characters of Ray's message that are shown
+IN_CREATION = "error raised in its creation task"  # part of Ray's message, for example if an import failed
+RESOURCES = {"num_cpus": "CPU", "num_gpus": "GPU"}  # actor option -> Ray's name of the resource
 LOOK = (
     "check that there is enough memory for them and that they can import the model's code "
     "(runtime_env of ray.init), or use workers=0"
 )
-# One thread per worker. The MALLOC variables make glibc keep the memory that one layer of a model frees, so
-# that the next layer can use it, see docs/landscape.md, "Memory".
-ENVIRONMENT = {
-    "env_vars": {
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the largest value that every glibc accepts
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    }
-}
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrewTimes:
-    """How long a crew waits, in seconds.
+@dataclass(slots=True)
+class _Slot:
+    """A place for a worker and the actor that is in it now.
 
-    Attributes:
-        wait_s: the longest wait for a result before all workers are checked for silence.
-        start_s: if no worker has started after this time, one that reserves no resources is added.
-        grow_s: the interval between two queries for free resources of the cluster.
-        silent_s: a worker is reported after this silence, again after twice as long, and so on.
+    `options`: its resources as Ray's actor options. `place`: a reference to the text of
+    `WorkerProcess.place`. `deaths`: of its actors, since one finished a chunk.
     """
 
-    wait_s: float = 1.0
-    start_s: float = 30.0
-    grow_s: float = 10.0
-    silent_s: float = 60.0
-
-
-TIMES = CrewTimes()
-
-
-@dataclass(slots=True)
-class _Worker:
-    actor: Any
     options: dict[str, float]
-    place: Any  # a reference to the text "<process> on <address>", available once the worker has started
-    has_started: bool = False
+    actor: Any
+    place: Any
+    deaths: int = 0
+    has_process: bool = False
+    has_begun: bool = False
     last_seen: float = field(default_factory=time.monotonic)  # or last without a call
+    patience_s: float = field(default_factory=lambda: SILENT_S)  # the silence that is reported next
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +75,25 @@ class _Call:
 
 
 class ActorCrew:
-    """Actors of the class `kind`, all created with `arguments`. A context manager that kills them on exit.
+    """Workers of the class `kind` in actors. A context manager that kills them on exit.
 
-    Implements `runner.Crew`, except that `begun` holds whatever `kind.begin` returns. DistSummaryErrors of a
-    worker are raised unchanged, and other errors in `begin` as LandscapeError.
+    Implements `runner.Crew`, except that `begun` holds whatever `kind.begin` returns. A worker's name is that
+    of its slot. DistSummaryErrors of a worker are raised unchanged, and other errors in `begin` as
+    LandscapeError.
 
-    Its attributes are its arguments, the actors that live, and what a death has to be judged by.
+    An actor that dies is made again in its slot; the third death without a finished chunk ends the slot.
+    LandscapeError, with `remedy`, is raised when the last slot has ended, and when for BEGIN_S no actor has
+    a process.
 
     Args:
-        kind: has `begin()` and `work(chunks, *sent)`, which returns the results of the chunks before the
-            first that raises, and raises only if that is the first one. Its constructor also gets `gpus`, the
-            actor's number of GPUs.
-        resources: for each actor to start, its resources as Ray's actor options.
+        kind: see `WorkerProcess`. `work` returns the results of the chunks before the first that raises, and
+            raises only if that is the first one.
+        arguments: of `kind`, or references to them.
+        resources: for each slot, its resources as Ray's actor options.
         name: the name of the crew in messages.
         beginning: the last words of messages about errors in `begin`, such as `worker_failures.OPENING`.
-        more: given the number of waiting points, returns the resources of each actor that could be added
-            now; None: no actors are added.
-        forgo: called when the crew stops waiting for GPUs and continues without them.
-        max_deaths: after this many successive deaths without a result, or earlier if all workers fail to
-            begin in the same way, LandscapeError is raised, with `remedy` in its message.
-        times: how long it waits; None: TIMES.
+        more: given the number of waiting points, returns the resources of each slot that is free now; None:
+            no slots are added.
     """
 
     def __init__(
@@ -115,25 +105,17 @@ class ActorCrew:
         name: str,
         beginning: str,
         more: Callable[[int], list[dict[str, float]]] | None = None,
-        forgo: Callable[[], None] = lambda: None,
-        max_deaths: int = MAX_DEATHS,
         remedy: str = LOOK,
-        times: CrewTimes | None = None,
     ) -> None:
-        self._times = times = times or TIMES
         self._kind, self._arguments, self._name, self._beginning = kind, arguments, name, beginning
-        self._more, self._forgo, self._max_deaths, self._remedy = more, forgo, max_deaths, remedy
-        self.names: list[str] = []  # of all workers, dead ones included
+        self._more, self._remedy = more, remedy
+        self.names: list[str] = []  # of all slots, also those that have ended
         self.begun: dict[str, Any] = {}  # worker -> what its `begin` returned
-        self._workers: dict[str, _Worker] = {}
+        self._slots: dict[str, _Slot] = {}
         self._calls: dict[Any, _Call] = {}  # calls in progress, by reference
-        self._has_results = False
-        self._silent_s = times.silent_s
-        now = time.monotonic()
-        self._patience_ends, self._grows_at = now + times.start_s, now + times.grow_s
+        self._last_process = self._last_count = time.monotonic()
         for options in resources:
-            self._start(options)
-        self._count, self._deaths = len(self._workers), list[str]()  # how workers died since the last result
+            self._add_slot(options)
 
     def begin(self) -> Any:
         """Wait until a worker has begun; returns what its `begin` returned."""
@@ -143,46 +125,49 @@ class ActorCrew:
     def run(self, scheduler: Scheduler, points: CallPoints, keep: Keep, *sent: Any) -> None:
         """See `runner.Crew`; `sent` are further arguments of `kind.work`."""
         self._scheduler, self._points, self._keep, self._sent = scheduler, points, keep, sent
-        self._feed(list(self._workers))
+        self._feed(list(self._slots))
         while not (scheduler.is_finished and self.begun):
-            ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=self._times.wait_s)
+            ready, _ = ray.wait(list(self._calls), num_returns=1, timeout=WAIT_S)
             for reference in ready:
                 self._take(reference)
-            self._look_after_workers()
-            self._grow()
+            now = time.monotonic()
+            self._check_processes(now)
+            self._report_silent(now)
+            self._grow(now)
 
-    def _start(self, options: dict[str, float]) -> None:
-        """Start an actor, ask for the place where it runs, and call its `begin`."""
-        worker = f"worker-{len(self.names)}"
-        self.names.append(worker)
+    def _add_slot(self, options: dict[str, float]) -> None:
+        self.names.append(f"worker-{len(self.names)}")
+        self._fill(self.names[-1], options)
+
+    def _fill(self, worker: str, options: dict[str, float], deaths: int = 0) -> None:
+        """Put an actor into a slot, ask for the place where it runs, and call its `begin`."""
         # "DEFAULT" keeps the actor out of a placement group that captures child actors: the group's bundles
         # were reserved for other work and may be full.
-        started = ray.remote(self._kind).options(
-            **options, max_restarts=0, scheduling_strategy="DEFAULT", runtime_env=ENVIRONMENT
-        )
-        actor = started.remote(*self._arguments, gpus=options.get("num_gpus", 0.0))
-        place = actor.__ray_call__.remote(lambda _: f"{os.getpid()} on {ray.util.get_node_ip_address()}")
-        self._workers[worker] = _Worker(actor, options, place)
-        self._calls[actor.begin.remote()] = _Call(worker)
+        process = ray.remote(WorkerProcess).options(**options, max_restarts=0, scheduling_strategy="DEFAULT")
+        actor = process.remote()
+        self._slots[worker] = _Slot(options, actor, actor.place.remote(), deaths)
+        began = actor.begin.remote(self._kind, *self._arguments, gpus=options.get("num_gpus", 0.0))
+        self._calls[began] = _Call(worker)
 
     def _feed(self, workers: Iterable[str]) -> None:
         """Give each worker that has begun up to IN_FLIGHT calls; all get a first call before a second one."""
         asked = Counter(call.worker for call in self._calls.values())
         for depth in range(1, IN_FLIGHT + 1):
             for worker in workers:
-                if worker in self.begun and asked[worker] < depth:
-                    points = self._points(len(self._workers))
+                if self._slots[worker].has_begun and asked[worker] < depth:
+                    points = self._points(len(self._slots))
                     if chunks := self._scheduler.next_chunks(worker, points):
                         self._ask(worker, chunks)
 
     def _ask(self, worker: str, chunks: Sequence[Chunk]) -> None:
-        reference = self._workers[worker].actor.work.remote(chunks, *self._sent)
+        reference = self._slots[worker].actor.work.remote(chunks, *self._sent)
         self._calls[reference] = _Call(worker, chunks, self._scheduler)
 
     def _take(self, reference: Any) -> None:
         """Receive the result of a call; one of an earlier scheduler, which did not need it, is ignored."""
         call = self._calls.pop(reference)
-        self._workers[call.worker].last_seen = time.monotonic()
+        slot = self._slots[call.worker]
+        slot.last_seen = time.monotonic()
         try:
             with original_errors():
                 answer = ray.get(reference)
@@ -197,11 +182,9 @@ class ActorCrew:
                 raise LandscapeError(f"{raised(error)} {self._beginning}") from error
             raise ChunkFailedError(call.chunks[0], error) from error
         if call.scheduler is None:
-            self.begun[call.worker] = answer
+            self.begun[call.worker], slot.has_begun = answer, True
         else:
-            # Results show that workers can work, so earlier deaths no longer count.
-            self._has_results = True
-            self._deaths.clear()
+            slot.deaths = 0
         if call.scheduler is self._scheduler:
             # The answer may end before a chunk that raises an error. Asked for the rest, the worker raises
             # this error.
@@ -212,106 +195,103 @@ class ActorCrew:
         self._feed([call.worker])
 
     def _replace(self, call: _Call, error: RayError) -> None:
-        """Return the chunks of a dead worker to the scheduler, and start another worker in its place."""
-        worker, how = call.worker, how_it_died(error)
+        """Return the chunks of a dead worker to the scheduler, and fill its slot again or end it."""
+        worker, slot = call.worker, self._slots.pop(call.worker)
         calls = [call, *(other for other in self._calls.values() if other.worker == worker)]
-        options = self._drop(worker)
-        self._scheduler.lost(worker, was_at_it=all(one.scheduler is self._scheduler for one in calls))
-        self._deaths.append(how)
-        if are_too_many(self._deaths, self._count, self._max_deaths):
-            count = len(self._deaths)
-            many = f"{count} {self._name} workers died one after the other without a result"
-            who = many if count > 1 else f"the {self._name} worker died"
-            raise LandscapeError(f"{who} ({how}); {self._remedy}") from error
-        _log.warning("%s %s died (%s); other workers do its work again", self._name, worker, how)
-        self._start(options)
-        self._feed(list(self._workers))
-
-    def _drop(self, worker: str) -> dict[str, float]:
-        """Kill a worker and forget its calls; returns the resources that it had."""
         self._calls = {ref: call for ref, call in self._calls.items() if call.worker != worker}
-        dropped = self._workers.pop(worker)
-        ray.kill(dropped.actor, no_restart=True)
-        return dropped.options
+        ray.kill(slot.actor, no_restart=True)
+        was_at_it = all(one.scheduler is self._scheduler for one in calls)
+        # A death that shows which chunk kills workers counts against this chunk.
+        slot.deaths += not self._scheduler.lost(worker, was_at_it=was_at_it)
+        how = how_it_died(error)
+        if slot.deaths < MAX_DEATHS:
+            _log.warning("%s %s died (%s); its work is done again", self._name, worker, how)
+            self._fill(worker, slot.options, slot.deaths)
+        elif self._slots:
+            text = "%s %s died %d times without a result (%s); the others do its work"
+            _log.warning(text, self._name, worker, slot.deaths, how)
+        else:
+            who = f"the {self._name} worker" if len(self.names) == 1 else f"each of the {self._name} workers"
+            raise LandscapeError(
+                f"{who} died {slot.deaths} times without a result ({how}); {self._remedy}"
+            ) from error
+        self._feed(list(self._slots))
 
-    def _look_after_workers(self) -> None:
-        """Report silent workers; if none finds enough resources to start, start one that reserves none."""
-        now = time.monotonic()
-        unknown = {one.place: one for one in self._workers.values() if not one.has_started}
-        for place in ray.wait(list(unknown), num_returns=len(unknown), timeout=0)[0] if unknown else ():
-            unknown[place].has_started = True
-        self._report_silent(now)
-        # If they all die, wait that long again: other programs may take their resources.
-        if any(one.has_started for one in self._workers.values()):
-            self._patience_ends = now + self._times.start_s
+    def _check_processes(self, now: float) -> None:
+        """Raise LandscapeError if no actor has had a process for BEGIN_S: then none may ever begin."""
+        starting = {slot.place: slot for slot in self._slots.values() if not slot.has_process}
+        for place in ray.wait(list(starting), num_returns=len(starting), timeout=0)[0] if starting else ():
+            starting[place].has_process = True
+        if any(slot.has_process for slot in self._slots.values()):
+            self._last_process = now
+        if now - self._last_process < BEGIN_S:
             return
-        if now < self._patience_ends:
-            return
-        self._patience_ends = float("inf")
-        # Start a worker that reserves no resources and computes on the CPU. But if GPUs computed the results
-        # so far, wait for a GPU: all results of a crew must come from the same kind of hardware.
-        on_gpus = [worker for worker, one in self._workers.items() if one.options.get("num_gpus")]
-        if on_gpus and self._has_results:
-            _log.warning(
-                "no %s worker got its GPU in %g s; still waiting for a GPU, because GPUs computed the "
-                "finished points and CPUs round differently; free a GPU, or stop this call: if it has "
-                "run_dir=, repeating it later keeps the finished points",
-                self._name,
-                self._times.start_s,
-            )
-            return
-        text = "no %s worker started in %g s; starting one on the CPU, for which Ray reserves no resources"
-        _log.warning(text, self._name, self._times.start_s)
-        for worker in on_gpus:
-            self._drop(worker)
-        if on_gpus:
-            self._forgo()
-        self._start(UNRESERVED)
+        needs = next(iter(self._slots.values())).options
+        raise LandscapeError(
+            f"no {self._name} worker began within {BEGIN_S:g} s: {why_not_begun(needs)}; {self._remedy}"
+        )
 
     def _report_silent(self, now: float) -> None:
         """Report workers that have not answered a call for too long; the next report takes twice as long."""
         busy = {call.worker for call in self._calls.values()}
-        for worker, one in self._workers.items():
+        for worker, slot in self._slots.items():
             # Waiting for a call is not silence, nor is waiting for resources, perhaps for hours.
-            if worker not in busy or not one.has_started:
-                one.last_seen = now
-        seconds = {worker: now - one.last_seen for worker, one in self._workers.items()}
-        silent = {worker: s for worker, s in seconds.items() if s >= self._silent_s}
-        then = ": another takes its place" if self._max_deaths > 1 else ""
-        for worker, silent_s in silent.items():
+            if worker not in busy or not slot.has_process:
+                slot.last_seen = now
+            if now - slot.last_seen < slot.patience_s:
+                continue
+            slot.patience_s = 2 * (now - slot.last_seen)
+            text = (
+                "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process: another "
+                "takes its place"
+            )
             # If the worker has died, the results of its calls will show that.
             with suppress(RayError):
-                place = ray.get(self._workers[worker].place)
-                text = "%s %s (process %s) has not answered for %.0f s; if it hangs, kill that process%s"
-                _log.warning(text, self._name, worker, place, silent_s, then)
-        if silent:
-            self._silent_s = 2 * max(silent.values())
+                _log.warning(text, self._name, worker, ray.get(slot.place), now - slot.last_seen)
 
-    def _grow(self) -> None:
-        """Add workers for resources that have become free, of the kinds (GPU, CPU) that the crew uses."""
-        now = time.monotonic()
-        is_starting = not self._workers.keys() <= self.begun.keys()
-        if self._more is None or now < self._grows_at or is_starting:
+    def _grow(self, now: float) -> None:
+        """Add slots for resources that have become free, of the kinds (GPU, CPU) that the crew uses."""
+        is_starting = not all(slot.has_begun for slot in self._slots.values())
+        if self._more is None or now - self._last_count < GROW_S or is_starting:
             return
-        self._grows_at = now + self._times.grow_s
-        on_gpus = {"num_gpus" in worker.options for worker in self._workers.values()}
-        for options in self._more(self._scheduler.waiting):
-            if ("num_gpus" in options) in on_gpus:
-                self._start(options)
+        self._last_count = now
+        on_gpus = {"num_gpus" in slot.options for slot in self._slots.values()}
+        found = [
+            options for options in self._more(self._scheduler.waiting) if ("num_gpus" in options) in on_gpus
+        ]
+        # The resources of slots that have ended are free, too.
+        for options in found[len(self.names) - len(self._slots) :]:
+            self._add_slot(options)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the actors; their state is not needed."""
-        end_actors((worker.actor, worker.options) for worker in self._workers.values())
+        """Kill the actors, whose state is not needed, and wait until Ray counts their resources as free.
+
+        The next crew of this process can then have them.
+        """
+        slots = [slot for slot in self._slots.values() if slot.has_process]
+        held = {name: sum(slot.options.get(o, 0) for slot in slots) for o, name in RESOURCES.items()}
+        try:
+            free = ray.available_resources()
+        finally:
+            # Actors are killed even if another Ctrl-C interrupts the line above.
+            for slot in self._slots.values():
+                ray.kill(slot.actor, no_restart=True)
         calls = list(self._calls)
-        self._workers.clear()
+        self._slots.clear()
         self._calls.clear()
         # Ray would print the errors of the killed actors if they were not read.
         for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
             with suppress(RayError):
                 ray.get(call)
+        until = time.monotonic() + RETURN_S
+        wanted = {name: free.get(name, 0) + amount - SHARE for name, amount in held.items() if amount}
+        while any(ray.available_resources().get(name, 0) < amount for name, amount in wanted.items()):
+            if time.monotonic() > until:
+                return
+            time.sleep(RETURN_POLL_S)
 
 
 @contextmanager
@@ -333,19 +313,12 @@ def original_errors() -> Iterator[None]:
             quoted.add_note(note)
         raise quoted from error
     except RayTaskError as error:
+        # The process could not unpickle what it was sent.
+        if isinstance(error.cause, RaySystemError):
+            raise error.cause from error
         if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
             raise error.cause from error
         raise RuntimeError(str(error.cause)) from error
-
-
-def are_too_many(deaths: Sequence[str], workers: int, limit: int = MAX_DEATHS) -> bool:
-    """Whether there are `limit` deaths, or all workers failed to begin in the same way (at least two did).
-
-    `deaths`: how workers died since the last result, in a few words that begin with NOT_BEGUN if the worker
-    could not begin. `workers`: how many there are.
-    """
-    end_alike = len(set(deaths)) == 1 and deaths[0].startswith(NOT_BEGUN)
-    return len(deaths) >= (min(max(2, workers), limit) if end_alike else limit)
 
 
 def how_it_died(error: RayError) -> str:
@@ -354,6 +327,21 @@ def how_it_died(error: RayError) -> str:
     lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
     # A failed import, for example; the last line is its error.
     if lines and IN_CREATION in lines[0]:
-        return f"{NOT_BEGUN}{lines[-1].strip()}"[:SHOWN]
+        return lines[-1].strip()[:SHOWN]
     said = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
     return said.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:SHOWN]
+
+
+def why_not_begun(options: Mapping[str, float]) -> str:
+    """What Ray says of an actor with these options that has no process: free resources and last errors."""
+    free, whole = ray.available_resources(), ray.cluster_resources()
+    wanted = {name: options[option] for option, name in RESOURCES.items() if options.get(option)}
+    needs = [
+        f"{n:g} {name} ({free.get(name, 0):g} of {whole.get(name, 0):g} free)" for name, n in wanted.items()
+    ]
+    found = f"it needs {' and '.join(needs) or 'neither a CPU nor a GPU of its own'}"
+    # Private, and None for a client of a cluster (ray://). What starts processes here writes to this file.
+    node = ray._private.worker._global_node
+    log = None if node is None else Path(node.get_logs_dir_path(), "raylet.err")
+    lines = log.read_text(errors="replace").splitlines()[-2:] if log is not None and log.exists() else []
+    return f"{found}; {log} ends with: {' '.join(lines)}" if lines else found

@@ -129,11 +129,12 @@ class Scheduler:
         self.missing -= len(chunk)
         return True
 
-    def lost(self, worker: str, *, was_at_it: bool = True) -> None:
+    def lost(self, worker: str, *, was_at_it: bool = True) -> bool:
         """Return the chunks of a dead worker to the queue, or give up the chunk that kills workers.
 
         The suspects are the chunks of the worker's current call, since later calls cannot have killed it.
         There are none if `was_at_it` is False: the worker was still busy with an earlier scheduler's calls.
+        Returns whether there are fewer suspects, or smaller ones, than before.
         """
         calls = self._held.pop(worker, [])
         # Chunks that have a result, or that another worker holds too, need not return to the queue.
@@ -145,7 +146,7 @@ class Scheduler:
         behind = missing[1:] if was_at_it else missing
         self._waiting.extendleft(reversed([chunk for call in behind for chunk in call]))
         if not was_at_it or not missing or not missing[0]:
-            return
+            return False
         # One of the chunks of a longer call is to blame. A single chunk is split as far as the engine allows.
         # Only a death at a single part counts against this part.
         suspects = missing[0] if len(calls[0]) > 1 else missing[0][0].split(self._align)
@@ -154,9 +155,10 @@ class Scheduler:
             self._losses[chunk] = self._losses.get(chunk, 0) + is_known
         if self._losses[suspects[0]] < self._max_attempts:
             self._waiting.extendleft(reversed(suspects))
-            return
+            return not is_known
         self._settle(suspects[0], np.full((len(suspects[0]), self._quantities), np.nan))
         self.abandoned += suspects
+        return True
 
     @property
     def waiting(self) -> int:

@@ -1,45 +1,30 @@
-"""Plans which workers to start on a cluster's free resources; measures how much memory each needs."""
+"""Plans which workers to start on a cluster's free resources."""
 
-import gc
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import framework_of
 
-BARE_BYTES = 400 << 20  # a worker's process that has imported torch; 340 MiB with torch 2.13 on a CPU
-COPIES = 4  # of the parameters that an engine holds at least: the model's own, the centre, two directions
-
 
 def plan_workers(
-    free: Mapping[str, float],
-    jobs: int,
-    asked: int | None,
-    *,
-    gpus_each: float = 1.0,
-    worker_bytes: int = 0,
+    free: Mapping[str, float], jobs: int, asked: int | None, *, gpus_each: float = 1.0
 ) -> list[dict[str, float]]:
     """The resources (actor options) of each worker to start, at least one.
 
     There are `asked` workers, but at most `jobs`. If `asked` is None, there are as many as the free GPUs can
     hold or, if these can hold none, as there are free CPUs. `gpus_each`: GPUs per worker, or a share of one
-    GPU. Workers use CPUs if this is 0 or if so many GPUs are not free. `worker_bytes`: the memory that each
-    worker reserves; if `asked` is None, there are only as many as fit into the free memory, at least one.
+    GPU. Workers use CPUs if this is 0 or if so many GPUs are not free; those beyond the free CPUs reserve
+    none.
     """
     on_gpus = math.floor(free.get("GPU", 0) / gpus_each) if gpus_each else 0
     cpus = int(free.get("CPU", 0))
-    fitting = int(min(jobs, free.get("memory", math.inf) / worker_bytes)) if worker_bytes else jobs
-    count = max(1, min(asked or min(on_gpus or cpus, fitting), jobs))
-    found: list[dict[str, float]] = [
+    count = max(1, min(asked or on_gpus or cpus, jobs))
+    return [
         {"num_gpus": gpus_each, "num_cpus": 0} if on_gpus else {"num_cpus": 1 if number < cpus else 0}
         for number in range(count)
     ]
-    for options in found[:fitting] if worker_bytes else ():
-        options["memory"] = worker_bytes
-    return found
 
 
 def surplus(count: int, whole: Mapping[str, float], each: Mapping[str, float]) -> str:
@@ -78,43 +63,3 @@ def check_spread(own: list[int], given: float) -> None:
             f"each worker must have as many GPUs as the model lies on ({len(own)}), got {given:g}; "
             "free as many, change gpus_per_worker, or use workers=0"
         )
-
-
-class WorkerMemory:
-    """The memory that a worker needs.
-
-    Attributes:
-        nbytes: bytes of a whole worker process; 0 until something is known.
-    """
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-
-    @contextmanager
-    def measured(self, model: Any) -> Iterator[None]:
-        """Measure how much the block, which evaluates points of `model`, adds to this process at its peak.
-
-        Where the system does not report a peak (other than Linux), or the block evaluates nothing, it is
-        what an engine holds at least: COPIES of the parameters.
-        """
-        parameters = framework_of(model).named_parameters(model)
-        least = COPIES * sum(int(getattr(value, "nbytes", 0)) for _, value in parameters)
-        # What was garbage before must not be freed within the block, or the growth would seem too small.
-        gc.collect()
-        before = 0
-        with suppress(OSError):
-            # After this the peak begins again, see proc(5).
-            Path("/proc/self/clear_refs").write_text("5")
-            before = _status("VmRSS")
-        yield
-        grown = _status("VmHWM") - before if before else 0
-        self.nbytes = BARE_BYTES + max(grown, least)
-
-
-def _status(field: str) -> int:
-    """A field of this process's status in bytes; 0 where there is none."""
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) << 10
-    return 0

@@ -1,33 +1,26 @@
-import inspect
 import logging
-import os
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from distsummary import Directions, Evaluation, LossGrid, Progress, landscape, landscape_set
+from distsummary import Directions, LossGrid, Plane, Progress, landscape
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory import read
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import (
-    DistSummaryError,
     InvalidTypeError,
     InvalidValueError,
     LandscapeError,
-    MissingFileError,
-    NotADirectoryPathError,
-    RunDirError,
 )
 from distsummary.format.records import Event, Value
-from distsummary.landscapes import generator
+from distsummary.landscapes.directions.checkpoint_sources import is_single
 from distsummary.landscapes.engines import naive_engine
-from distsummary.landscapes.request import Request
 from distsummary.rundir.run_dir import RunDir
 from tests.event_files import write_events
+from tests.landscape_arguments import grouped
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
@@ -44,10 +37,15 @@ def draw(**changes: Any) -> Any:
         "size": 5,
         "progress": False,
         "model": model,
+        "batches": data,
     } | ({} if "batch_loss" in changes else {"loss_fn": loss_fn})
-    grids = landscape_set(**(arguments | {"batches": data} | changes))
-    is_one = len(grids) == 1 and isinstance(changes.get("directions", ""), str | Directions)
-    return next(iter(grids.values())) if is_one else grids
+    arguments |= changes
+    directions = changes.get("directions")
+    if isinstance(directions, list | tuple):
+        return landscape(**grouped(**arguments))
+    usual = "random" if "runs" not in changes and is_single(arguments["around"]) else "pca"
+    grids = landscape(**grouped(**arguments | {"directions": [directions or usual]}))
+    return next(iter(grids.values())) if len(grids) == 1 else grids
 
 
 def save_path(run_dir: RunDir, states: list[dict[str, Any]], intervals: list[list[int]]) -> None:
@@ -168,50 +166,6 @@ def _raising(model: Mlp, batch: Any) -> float:
 CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        ({"loss_fn": 3}, "loss_fn must be callable with .output, target., got 3"),
-        ({"loss_fn": None, "batch_loss": 3}, "batch_loss must be callable with .model, batch., got 3"),
-        ({"loss_fn": None}, "one of loss_fn=, .* and batch_loss=, .*, is required, got neither"),
-        ({"loss_fn": max, "batch_loss": max}, "exclude each other; leave one of them out"),
-        (
-            {"loss_fn": lambda model, batch: 0.0},
-            "called model; pass a function of",
-        ),
-        ({"batches": None}, "batches is required"),
-        ({"evaluation": Evaluation(bn_mode="batch")}, "precision and bn_mode are for torch models"),
-        ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
-        ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
-        ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),
-        (
-            {
-                "batches": {"a": batches(), "a/b": batches()},
-                "evaluation": Evaluation(metrics={"b/loss": abs}),
-            },
-            "'a/b/loss' twice",
-        ),
-        ({"batches": [*batches(), (np.ones((0, 4)), np.ones(0))]}, "batch 4 holds no rows"),
-        (
-            {"batches": (1 / 0 for _ in "a")},
-            "what gives the batches raised ZeroDivisionError: .* when it was",
-        ),
-        (
-            {"directions": ["pca", "line", "triangle"], "runs": [{}, {}], "around": None},
-            "through 3 runs, got 2",
-        ),
-        ({"run_dir": f"{__file__}/run"}, "must be a directory, but it or a parent is a file"),
-    ],
-)
-def test_what_cannot_be_is_reported_before_planes_are_made(
-    changes: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generator, "prepare", lambda *_: pytest.fail("planes were made"))
-    monkeypatch.setattr(generator, "prepare_runs", lambda *_: pytest.fail("planes were made"))
-    with pytest.raises(DistSummaryError, match=match):
-        draw(**changes)
-
-
 UNLABELLED = (np.ones((3, 4), np.float32), "no labels")
 
 
@@ -304,67 +258,30 @@ def test_numbers_that_were_never_saved_are_left_out_and_named(
     assert "[3, 4, 5, 6], only [3, 4] were saved" in caplog.text
 
 
-def test_one_landscape_is_one_grid_and_several_are_refused_by_the_way_to_them() -> None:
+def test_one_direction_is_one_grid_and_a_list_is_a_grid_for_each() -> None:
     parts: dict[str, Any] = dict(zip(("model", "loss_fn", "batches"), make_parts(), strict=True))
-    parts |= {"size": 3, "progress": False}
+    parts |= {"plane": Plane(size=3), "progress": False}
     one = landscape(**parts, directions="random")
     assert isinstance(one, LossGrid)
-    assert landscape_set(**parts)["random"].z.tobytes() == one.z.tobytes()
-    with pytest.raises(InvalidTypeError, match=r"one direction, got a list; use ds\.landscape_set\(\.\.\.\)"):
-        landscape(**parts, directions=["random"])  # type: ignore[arg-type]  # wrong on purpose
-    with pytest.raises(InvalidValueError, match=r"2 intervals, each .*; use ds\.landscape_set\(\.\.\.\)"):
-        landscape(**parts, around=golden_mlp.CKPT_DIR)
-    assert landscape(**parts, around=golden_mlp.CKPT_DIR, directions="line").kind == "line"
-    named = parts | {"batches": {"a": batches(), "b": batches()}}
-    assert landscape(**named).data_sets == ("a", "b")
-
-
-def test_both_functions_take_the_same_arguments() -> None:
-    one, several = (dict(inspect.signature(function).parameters) for function in (landscape, landscape_set))
-    assert list(one) == list(several) == [field.name for field in fields(Request)]
-    del one["directions"], several["directions"]
-    assert one == several
+    for several in (["random"], ("random",), ["random", "random"]):
+        grids = landscape(**parts, directions=several)
+        assert list(grids) == ["random"]
+        assert grids["random"].z.tobytes() == one.z.tobytes()
+    own = Directions(x={"d2.bias": np.arange(3.0)}, y={"d2.bias": np.ones(3)})
+    fixed = parts | {"plane": Plane(size=3, normalization="none")}
+    assert list(landscape(**fixed, directions=[own, "random", own])) == ["given", "random", "given[2]"]
+    assert landscape(**parts).z.tobytes() == one.z.tobytes()
+    of_path = parts | {"around": golden_mlp.CKPT_DIR}
+    with pytest.raises(InvalidValueError, match=r"2 intervals, each .*; pass directions=\['pca'\]"):
+        landscape(**of_path)
+    assert list(landscape(**of_path, directions=["pca"])) == ["pca[1, 4]", "pca[3, 6]"]
+    assert landscape(**of_path, directions="line").kind == "line"
+    assert landscape(**parts | {"batches": {"a": batches(), "b": batches()}}).data_sets == ("a", "b")
 
 
 def test_a_side_has_51_points_where_nothing_is_said() -> None:
     grid = landscape(Mlp(), batch_loss=lambda model, batch: 1.0, batches=batches()[:1], progress=False)
     assert grid.z.tolist() == [[1.0] * 51] * 51
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "match"),
-    [
-        ({"size": 2}, InvalidValueError, r"size must be in \[3, 256\], got 2"),
-        ({"size": 257}, InvalidValueError, r"size must be in \[3, 256\], got 257"),
-        ({"size": 5.0}, InvalidTypeError, "size must be int"),
-        ({"size": True}, InvalidTypeError, "size must be int"),
-        ({"directions": "tsne"}, InvalidValueError, "directions must be one of"),
-        ({"directions": "hessian"}, InvalidValueError, "needs a torch model"),
-        ({"directions": ()}, InvalidValueError, "at least one"),
-        ({"directions": "pca", "around": None}, InvalidValueError, "needs around="),
-        ({"normalization": "weight"}, InvalidValueError, "normalization must be one of"),
-        ({"centering": "first"}, InvalidValueError, "centering must be one of"),
-        ({"mode": "fast"}, InvalidValueError, "mode must be one of"),
-        ({"workers": -1}, InvalidValueError, "workers"),
-        ({"workers": "all"}, InvalidTypeError, "workers"),
-        ({"seed": 2**63}, InvalidValueError, "seed"),
-        ({"batches": []}, InvalidValueError, "at least one batch"),
-        ({"batches": 3}, InvalidTypeError, "batches must be iterable"),
-        ({"around": 3}, InvalidTypeError, "around must be"),
-        ({"around": "nowhere"}, MissingFileError, "nowhere does not exist; check the path"),
-        ({"around": "."}, MissingFileError, "train with collect_landscape="),
-    ],
-)
-def test_a_bad_argument_is_refused_by_name(
-    changes: dict[str, Any],
-    error: type[Exception],
-    match: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(error, match=match):
-        draw(**changes)
 
 
 def rename(state: dict[str, Any]) -> dict[str, Any]:
@@ -419,55 +336,3 @@ def test_mindspores_mode_needs_a_whole_batch(tmp_path: Path) -> None:
     x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
     with pytest.raises(InvalidValueError, match="at least the batch size 24, got 16"):
         draw(batches=[(x, y)], mode="mindspore")
-
-
-@pytest.mark.parametrize("model", [5, "x", None, len, object()])
-def test_what_is_no_model_is_refused_by_type(model: Any) -> None:
-    with pytest.raises(InvalidTypeError, match=r"model must be a torch.nn.Module, or have parameters: dict"):
-        draw(model=model, around=None)
-
-
-def test_a_class_in_the_place_of_an_instance_is_refused_by_its_name() -> None:
-    for field in ("model", "loss_fn", "batch_loss"):
-        with pytest.raises(
-            InvalidTypeError, match=rf"^{field} must be an instance, got the class Mlp; give Mlp"
-        ):
-            draw(**{"around": None, field: Mlp})
-
-
-@pytest.mark.parametrize("output", ["", " ", 3])
-def test_an_output_that_is_no_directory_is_refused_by_its_name(output: Any) -> None:
-    with pytest.raises((InvalidTypeError, InvalidValueError), match="run_dir must"):
-        draw(run_dir=output)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (os.mkfifo, "run"),
-        (os.mkfifo, "run/landscape"),
-        (os.mkfifo, "run/landscape/landscape.npz"),
-        (os.mkdir, "run/landscape/landscape.png"),
-    ],
-)
-def test_an_output_that_is_taken_by_something_else_is_reported_before_anything_is_computed(
-    tmp_path: Path, make: Any, name: str
-) -> None:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    make(tmp_path / name)
-    with pytest.raises((RunDirError, NotADirectoryPathError), match=f"{name} (is not one|cannot be written)"):
-        draw(
-            batch_loss=lambda model, batch: 1 / 0, around=None, run_dir=tmp_path / "run"
-        )  # it would raise, too
-
-
-@pytest.mark.parametrize("around", ["", "plain.txt", {3: np.ones(2)}, 3])
-def test_what_nothing_can_be_drawn_around_is_refused(
-    around: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.txt").write_text("text")
-    with pytest.raises(
-        (InvalidTypeError, InvalidValueError), match=r"around(\[3\])? must|a name in state must be str"
-    ):
-        draw(around=around)

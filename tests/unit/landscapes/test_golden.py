@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary import LossGrid, landscape, landscape_set
+from distsummary import LossGrid, Plane, landscape
 from distsummary.checkpoints.trajectory import read
 from distsummary.landscapes.output.write import landscape_record
 from tests.unit.landscapes import golden_mlp
@@ -17,12 +17,12 @@ STORED = golden_mlp.stored()
 def recomputed() -> dict[str, LossGrid]:
     trajectory = read(golden_mlp.CKPT_DIR)
     given = golden_mlp.legacy_directions(trajectory.load(6))
-    grids = landscape_set(
+    grids = landscape(
         golden_mlp.Mlp(),
         golden_mlp.cross_entropy,
         golden_mlp.batches(),
         around=trajectory,
-        size=7,
+        plane=Plane(size=7),
         directions=("pca", given),
         mode="mindspore",
         progress=False,
@@ -75,7 +75,7 @@ def test_an_even_random_grid_converges_next_to_its_centre_as_mindspores_does(tmp
         golden_mlp.Mlp(),
         golden_mlp.cross_entropy,
         golden_mlp.batches(),
-        size=4,
+        plane=Plane(size=4),
         directions="random",
         mode="mindspore",
         progress=False,

@@ -44,21 +44,6 @@ def test_a_pattern_that_is_found_nowhere_is_refused_with_names_that_are_near() -
         select(NAMES, "running", others=lambda: ["bn.running_mean"])
 
 
-@pytest.mark.parametrize(
-    ("patterns", "error", "match"),
-    [
-        ([], InvalidValueError, "at least one name"),
-        ("", InvalidValueError, "must not be empty"),
-        (3, InvalidTypeError, "parameters must be Sequence"),
-        (["lora", 3], InvalidTypeError, "an item of parameters must be str"),
-        (["lora("], InvalidValueError, "not a regular expression"),
-    ],
-)
-def test_patterns_that_are_none_are_refused(patterns: Any, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
-        select(NAMES, patterns)
-
-
 def test_near_names_are_the_likest_first_and_never_none() -> None:
     assert near("lora_b", NAMES)[0] == NAMES[2]
     assert near("lm_heat", NAMES)[0] == "lm_head.weight"

@@ -1,20 +1,9 @@
 """Which workers are started."""
 
-import gc
-
-import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError
-from distsummary.landscapes.run.worker_plan import (
-    BARE_BYTES,
-    COPIES,
-    WorkerMemory,
-    check_spread,
-    plan_workers,
-    surplus,
-)
-from tests.unit.landscapes import golden_mlp
+from distsummary.landscapes.run.worker_plan import check_spread, plan_workers, surplus
 
 
 @pytest.mark.parametrize(
@@ -41,30 +30,6 @@ def test_workers_start_with_what_is_free(
     expected: list[dict[str, float]],
 ) -> None:
     assert plan_workers(free, chunks, asked, gpus_each=gpus_each) == expected
-
-
-GIB = float(1 << 30)
-
-
-@pytest.mark.parametrize(
-    ("free", "asked", "expected"),
-    [
-        ({"CPU": 8.0, "memory": 3.5 * GIB}, None, [{"num_cpus": 1, "memory": GIB}] * 3),
-        ({"CPU": 2.0, "memory": 64 * GIB}, None, [{"num_cpus": 1, "memory": GIB}] * 2),
-        ({"CPU": 8.0, "memory": 0.5 * GIB}, None, [{"num_cpus": 1}]),
-        ({"CPU": 8.0}, 1, [{"num_cpus": 1, "memory": GIB}]),
-        ({"CPU": 2.0, "memory": GIB}, 2, [{"num_cpus": 1, "memory": GIB}, {"num_cpus": 1}]),
-        (
-            {"GPU": 4.0, "CPU": 0.0, "memory": 2 * GIB},
-            None,
-            [{"num_gpus": 1, "num_cpus": 0, "memory": GIB}] * 2,
-        ),
-    ],
-)
-def test_workers_reserve_their_memory(
-    free: dict[str, float], asked: int | None, expected: list[dict[str, float]]
-) -> None:
-    assert plan_workers(free, 100, asked, worker_bytes=1 << 30) == expected
 
 
 @pytest.mark.parametrize(
@@ -103,19 +68,3 @@ def test_more_workers_than_the_cluster_has_are_remarked(
 ) -> None:
     found = surplus(count, whole, each)
     assert remark in found if remark else not found
-
-
-def test_the_peak_of_the_block_counts_and_at_least_the_copies_of_an_engine() -> None:
-    model, memory = golden_mlp.Mlp(), WorkerMemory()
-    least = COPIES * sum(array.nbytes for array in model.parameters.values())
-    with memory.measured(model):
-        pass
-    assert memory.nbytes >= BARE_BYTES + least
-    garbage = [np.ones(96 << 20, np.uint8)]
-    garbage.append(garbage)
-    del garbage
-    with memory.measured(model):
-        gc.collect()
-        held = np.ones(64 << 20, np.uint8)
-        del held
-    assert memory.nbytes >= BARE_BYTES + (60 << 20)

@@ -10,9 +10,7 @@ from typing import Any
 
 from distsummary.base.checks import check_type
 from distsummary.errors import DistSummaryError, InvalidTypeError, InvalidValueError, LandscapeError
-
-TUPLE = "model", "loss_fn", "batches", "evaluation"
-NAMED = ("model", "loss_fn", "batch_loss", "batches", "evaluation")
+from distsummary.landscapes.summary_landscape import named_parts
 
 
 def load_factory(name: str) -> dict[str, Any]:
@@ -57,17 +55,6 @@ def load_factory(name: str) -> dict[str, Any]:
             f"got {type(parts).__name__}{size}"
         )
     return found
-
-
-def named_parts(parts: object) -> dict[str, Any] | None:
-    """A factory's result `parts` as a dict of arguments of `landscape`; None if it has another form."""
-    if isinstance(parts, dict):
-        has_loss = "loss_fn" in parts or "batch_loss" in parts
-        is_known = set(parts) <= set(NAMED) and {"model", "batches"} <= set(parts)
-        return dict(parts) if has_loss and is_known else None
-    if isinstance(parts, tuple | list) and len(parts) in (3, 4):
-        return dict(zip(TUPLE, parts, strict=False))
-    return None
 
 
 @contextmanager

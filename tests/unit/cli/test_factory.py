@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from distsummary import Evaluation
+from distsummary.cli.factory import load_factory
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
-from distsummary.landscapes.factory import load_factory
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
-FACTORY = "tests.unit.landscapes.test_factory:make_parts"
+FACTORY = "tests.unit.cli.test_factory:make_parts"
 
 
 @pytest.fixture(autouse=True)
