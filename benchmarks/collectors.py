@@ -220,7 +220,8 @@ def busy_runs(given: argparse.Namespace) -> None:
                 job = partial(busy_rank, Path(root, str(number)), given.steps, given.pause_ms / 1e3)
                 begun = time.monotonic()
                 found = ds.launch(job, ranks=given.ranks, backend=None)
-                lost = [text for texts, _ in found for text in texts if "again" in text or "itself" in text]
+                texts = [text for texts, _ in found for text in texts]
+                lost = [text for text in texts if "the collector" in text or "itself" in text]
                 dropped = sum(count for _, count in found)
                 kept += not lost and not dropped
                 took_s = round(time.monotonic() - begun, 1)
