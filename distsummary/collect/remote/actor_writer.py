@@ -46,8 +46,8 @@ class RemoteWriter:
     """Has a collector write each batch, and returns when that has acknowledged it.
 
     A collector that dies is followed by another one. After ATTEMPTS failures in a row, or if the collector
-    hangs, does not come up in time (see `Patience`) or Ray is shut down, this process writes the files itself
-    for the rest of the run. An OSError means that the caller must repeat the call (see `Writer`): the files
+    hangs, none is up in time (see `Patience`) or Ray is shut down, this process writes the files itself for
+    the rest of the run. An OSError means that the caller must repeat the call (see `Writer`): the files
     take only events that they do not have yet, whoever wrote these.
 
     Only the AsyncWriter's thread may use this object, except for `health`, `hurry`, `progress` and `path`,
@@ -77,6 +77,7 @@ class RemoteWriter:
         self._effort: Effort | None = None  # of that process
         self._has_files = False  # whether the collector has opened the files
         self._failed_attempts = 0  # in a row
+        self._away_since = time.monotonic()  # when the first of them failed, or the first collector starts
         self._own: RankWriter | None = None  # writes the files if no collector does
         self._gave_up = ""  # why there is no collector any more
         self._work = 0  # rises while collectors write
@@ -196,7 +197,6 @@ class RemoteWriter:
 
     def _start(self) -> None:
         """Start the collector, and wait until it is up, or until a caller of `close` waits."""
-        late_at = time.monotonic() + self._patience.start_s
         try:
             with self._call():
                 self._actor = self._start_actor(self._scope)
@@ -211,10 +211,10 @@ class RemoteWriter:
                     self._process = ray.get(starting)
                     self._effort = Effort(self._process["pid"]) if is_alive(self._process) else None
                     return
-            if time.monotonic() >= late_at:
+            if time.monotonic() >= self._away_since + self._patience.start_s:
                 raise CollectorError(
-                    f"the collector is not up after {self._patience.start_s:g} s (is there memory and a "
-                    "process for it? see ray status)"
+                    f"no collector is up after {self._patience.start_s:g} s (is there memory and a process "
+                    "for it? see ray status)"
                 )
 
     def _answer(self, method: str, *args: Any) -> Any:
@@ -275,6 +275,8 @@ class RemoteWriter:
         if not (error.is_dead or error.is_up):
             self._take_over(error.what)
             return
+        if not self._failed_attempts:
+            self._away_since = time.monotonic()
         self._failed_attempts += 1
         if self._patience.is_closing or self._failed_attempts >= ATTEMPTS:
             times = f" {self._failed_attempts} times in a row" if self._failed_attempts > 1 else ""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-START_S = 20.0  # for a collector that starts: an idle node takes 0.3 s, a busy one ten or more
+START_S = 20.0  # until a collector is up: an idle node starts one in 0.3 s, a busy one in ten or more
 ANSWER_S = 30.0  # without a sign of work, for the answer to a call, if no one waits for it
 MOST_ANSWER_S = 300.0  # with signs of work
 # While `flush` or `close` waits. With what comes after it (the collector is killed, the files are opened, the
@@ -20,8 +20,8 @@ class Patience:
 
     Args:
         clock: gives the time in seconds; all other times are on the same clock.
-        start_s, answer_s, awaited_s: how long a collector may start, how long it may take for an answer, and
-            while a caller waits for that.
+        start_s, answer_s, awaited_s: how long a rank may be without a collector that is up, how long that
+            may take for an answer, and while a caller waits for it.
 
     Attributes:
         is_closing: whether a caller of `close` waits: then there is no time for another start.
