@@ -445,18 +445,13 @@ class AsyncWriter:
                 self._drop_queue(self._stop_reason)
         return self._counted()
 
-    def waiting_bytes(self) -> int:
-        """The bytes that wait for the thread; any thread may call it."""
-        return self._put - self._got
-
     def _counted(self) -> Health:
         # What the inner writer accepted, it has written unless it says otherwise. Other threads continue:
         # what was given is read last, so that it is never less than the rest.
-        pending = self._writer.pending(self._next_seq)
         inner = self._writer.health()
         accepted = Counter(dict(self._accepted))
         total = inner.plus(self._failures.health)
-        total.written = dict(accepted - Counter(inner.dropped) - Counter(inner.waiting) - pending)
+        total.written = dict(accepted - Counter(inner.dropped) - Counter(inner.waiting))
         total.given = dict(Counter(dict(self._given)) + Counter(scalar=self._given_rows))
         return total
 

@@ -48,10 +48,10 @@ class Writer(Protocol):
         """Get ready; returns the highest seq (sequence number of an event) in the files, 0 without events."""
 
     def write(self, batch: Batch) -> None:
-        """Accept a batch; on return its events are acknowledged or, in a buffering writer, still buffered."""
+        """Write a batch; on return its events are acknowledged."""
 
     def flush(self) -> None:
-        """Return when everything accepted is in the files."""
+        """Return when everything acknowledged is as safe as the spec's `delivery` asks."""
 
     def close(self) -> None:
         """Flush and end; a second call does nothing."""
@@ -63,12 +63,6 @@ class Writer(Protocol):
         """A caller waits for a `flush` (or the `close`) to come: do not wait long for a helper process.
 
         Any thread may call it, also a signal handler.
-        """
-
-    def pending(self, before: int) -> Counter[str]:
-        """How many values of each plugin were accepted but not acknowledged, of batches before a seq.
-
-        Any thread may call it.
         """
 
     def progress(self) -> int:
@@ -312,10 +306,6 @@ class RankWriter:
 
     def hurry(self, *, is_closing: bool = False) -> None:
         """There is no helper process."""
-
-    def pending(self, before: int) -> Counter[str]:
-        """Nothing: `write` returns when the batch is in the files."""
-        return Counter()
 
     def progress(self) -> int:
         """The bytes that the disk has taken."""

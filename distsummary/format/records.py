@@ -218,14 +218,6 @@ class Batch:
             )
         return 0
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the arrays, texts and rows in bytes."""
-        return sum(
-            sum(nbytes_of(value.data) for value in item.values) if isinstance(item, Event) else len(item.rows)
-            for item in self.events
-        )
-
     def plugins(self) -> Counter[str]:
         """The number of values of each plugin."""
         counted: Counter[str] = Counter()

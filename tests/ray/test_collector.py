@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections import deque
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from distsummary import SummaryRecord
 from distsummary.base.actor_calls import RayConnection
-from distsummary.collect.remote.actor_writer import RemoteWriter
+from distsummary.collect.remote.actor_writer import ATTEMPTS, RemoteWriter
 from distsummary.collect.remote.patience import Patience
 from distsummary.collect.remote.rank_collector import Collectors
 from distsummary.events.async_writer import AsyncWriter
@@ -37,20 +37,19 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 def patient(**changes) -> Patience:
     """What is slow on a busy machine does not hang."""
-    return Patience(**{"awaited_s": 60.0, "outage_s": 60.0} | changes)
+    return Patience(**{"awaited_s": 60.0, "start_s": 60.0} | changes)
 
 
 def open_remote(
     path,
     *,
     is_up: bool = True,
-    kind: type[RemoteWriter] = RemoteWriter,
     patience=None,
     clock=time.monotonic,
     **options,
 ) -> tuple[RemoteWriter, AsyncWriter]:
     spec = WriterSpec(directory=str(path), run_id=RUN_ID, interval_s=0.01)
-    remote = kind(spec, patience=patience or patient(), **options)
+    remote = RemoteWriter(spec, patience=patience or patient(), **options)
     if is_up:
         remote.start()
     return remote, AsyncWriter(remote, spec, clock=clock)
@@ -176,7 +175,7 @@ def test_a_collector_that_cannot_write_gets_the_same_batches_again(tmp_path):
     assert writer.health().dropped == {}
 
 
-def test_the_largest_events_arrive_and_only_the_budget_is_on_its_way(tmp_path):
+def test_the_largest_events_arrive(tmp_path):
     spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, formats=("mindspore",))
     remote = RemoteWriter(spec, patience=patient())
     remote.start()
@@ -185,7 +184,6 @@ def test_the_largest_events_arrive_and_only_the_budget_is_on_its_way(tmp_path):
         array = np.zeros(elements, np.float32)
         array[-1] = seq
         remote.write(batch_of(seq, array))
-        assert len(remote._sent) == 1
     remote.flush()
     remote.close()
     found = [(event.seq, value.data.size, value.data[-1]) for event, value in values(tmp_path)]
@@ -256,27 +254,24 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
         started.append(scope)
         return ray.remote(Dying).options(num_cpus=0).remote()
 
-    _, writer = open_remote(tmp_path, is_up=False, patience=patient(starts=3), start=start)
+    _, writer = open_remote(tmp_path, is_up=False, start=start)
     for step in range(50):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     while not any("itself" in reason for reason in writer.health().errors):
         time.sleep(0.01)
     assert writer.flush()
-    assert len(started) == 3
     assert steps(tmp_path, "mindspore") == list(range(50))
     writer.close()
     gave_up, died = writer.health().errors
-    assert started == ["rank"] * 3
+    assert started == ["rank"] * ATTEMPTS
     assert died.startswith("CollectorError: the collector has died: ActorDiedError: The actor died")
     assert "pid:" not in died
-    assert gave_up == "the rank writes its files itself: the collector has died 3 times in a row"
+    assert gave_up == "the rank writes its files itself: the collector has died 5 times in a row"
 
 
 def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(tmp_path):
     (tmp_path / "rank").touch()
-    _, writer = open_remote(
-        tmp_path / "rank", is_up=False, patience=patient(outage_s=0.0), clock=lambda: 100 * time.monotonic()
-    )
+    _, writer = open_remote(tmp_path / "rank", is_up=False, clock=lambda: 100 * time.monotonic())
     for step in range(100):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     assert not writer.flush()
@@ -288,9 +283,11 @@ def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(
 
 def test_what_the_collector_cannot_open_the_rank_writes_itself_when_it_can(tmp_path):
     (tmp_path / "rank").touch()
-    _, writer = open_remote(tmp_path / "rank", is_up=False, patience=patient(outage_s=0.0))
+    _, writer = open_remote(tmp_path / "rank", is_up=False)
     for step in range(100):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    while not any("itself" in reason for reason in writer.health().errors):
+        time.sleep(0.01)
     assert not writer.flush()
     (tmp_path / "rank").unlink()
     writer.close()
@@ -317,23 +314,27 @@ def test_what_is_on_its_way_when_ray_ends_is_written_by_the_rank(tmp_path):
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_what_a_killed_collector_wrote_without_acknowledging_is_counted_once(tmp_path):
-    spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID)
-    remote = RemoteWriter(spec, patience=patient())
-    remote.start()
-    remote.write(batch_of(1, np.zeros(1)))
-    remote.flush()
-    remote.write(batch_of(2, np.zeros(1)))
-    while len(steps(tmp_path, "mindspore")) < 2:  # in the files, and no one has asked for the answer
-        time.sleep(0.01)
-    os.kill(collector_pid(remote), signal.SIGKILL)
-    [(batch, _)] = remote._sent
-    remote._sent = deque(
-        [(batch, remote._actor.ready.remote(remote._key, {}))]
-    )  # an answer that does not come
-    remote.close()
-    assert remote.health().missing == ""
-    assert remote.health().events == 2
+def test_what_a_collector_wrote_without_acknowledging_is_counted_once(tmp_path):
+    class Dying(Collectors):
+        def write(self, key, batch):
+            found = super().write(key, batch)
+            if batch.last_seq > 1:
+                os._exit(1)
+            return found
+
+    kinds = [Collectors, Dying]
+
+    def start(scope):
+        return ray.remote(kinds.pop()).options(num_cpus=0).remote()
+
+    _, writer = open_remote(tmp_path, start=start)
+    for step in (1, 2):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", 1.0)]))
+        assert writer.flush()
+    writer.close()
+    assert not kinds
+    assert writer.health().missing == ""
+    assert writer.health().events == 2
     assert seqs(tmp_path, "mindspore") == [1, 2]
 
 
@@ -350,41 +351,42 @@ def test_no_other_process_is_killed_that_has_the_pid_now(tmp_path):
             other.kill()
 
 
-def test_what_a_starting_collector_would_keep_too_long_the_rank_writes_until_it_is_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.remote.actor_writer.KEPT_BYTES", 1000)
-    starting = threading.Event()
-    spec = WriterSpec(directory=str(tmp_path), run_id=RUN_ID, interval_s=0.01)
-    remote = held_back(starting)(spec, patience=patient())
-    writer = AsyncWriter(remote, spec)
-    remote.waiting_bytes = writer.waiting_bytes
-    written = 0
+def slow_start(up: Path):
+    """Starts a collector that is not up before the file `up` is there."""
 
-    def write(is_over) -> None:
-        nonlocal written
-        while not is_over():
-            writer.write(Event(written, 0.0, [Value("scalar", "loss", float(written))]))
-            written += 1
-            time.sleep(0.001)
+    class Slow(Collectors):
+        def ready(self, *args):
+            while not up.exists():
+                time.sleep(0.01)
+            return super().ready(*args)
 
-    write(lambda: own_files(tmp_path))
-    starting.set()
-    write(lambda: remote._session is not None)
-    write(lambda last=written + 50: written == last)
+    return lambda scope: ray.remote(Slow).options(num_cpus=0).remote()
+
+
+def test_what_comes_while_a_collector_starts_waits_for_it_and_so_does_a_flush(tmp_path):
+    run, up = tmp_path / "run", tmp_path / "up"
+    _, writer = open_remote(run, is_up=False, start=slow_start(up))
+    for step in range(2000):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
+    assert not writer.flush(0.5)
+    assert not run.exists()
+    up.touch()
+    assert writer.flush()
+    assert (len(segments(run, "tensorboard")), own_files(run)) == (1, 0)
     writer.close()
     for dialect in DIALECTS:
-        assert seqs(tmp_path, dialect) == list(range(1, written + 1))
-    assert writer.health().events == written
-    assert not writer.health().errors
-    assert (own_files(tmp_path), len(segments(tmp_path, "tensorboard"))) == (1, 2)
+        assert seqs(run, dialect) == list(range(1, 2001))
+    assert (writer.health().events, writer.health().dropped) == (2000, {})
 
 
-@pytest.mark.parametrize("how", ["flush", "close"])
-def test_who_flushes_or_closes_does_not_wait_for_a_collector_that_starts(tmp_path, how):
-    _, writer = open_remote(tmp_path, is_up=False, kind=held_back(threading.Event()))
-    writer.write(Event(1, 0.0, [Value("scalar", "loss", 1.0)]))
-    getattr(writer, how)()
-    assert steps(tmp_path, "mindspore") == [1]
+def test_who_closes_does_not_wait_for_a_collector_that_starts_and_writes_everything(tmp_path):
+    run, up = tmp_path / "run", tmp_path / "up"
+    _, writer = open_remote(run, is_up=False, start=slow_start(up))
+    for step in range(50):
+        writer.write(Event(step, 0.0, [Value("scalar", "loss", float(step))]))
     writer.close()
+    for dialect in DIALECTS:
+        assert seqs(run, dialect) == list(range(1, 51))
     assert not writer.health().errors
 
 
@@ -393,12 +395,11 @@ def test_who_flushes_or_closes_does_not_wait_for_a_collector_that_starts(tmp_pat
     [
         (
             {"resources": {"nowhere": 1}},
-            "the collector is not up after 0 s (is there memory and a process for it? see ray status); "
-            "this process writes the files until it is",
+            "no collector is up after 0 s (is there memory and a process for it? see ray status)",
         ),
         (
             {"label_selector": {"ray.io/node-id": "0" * 56}},
-            "writes its files itself from now on: the collector does not start: ActorUnschedulableError: ",
+            "the collector does not start: ActorUnschedulableError: ",
         ),
     ],
 )
@@ -408,23 +409,14 @@ def test_a_node_without_a_place_for_the_collector_is_named_once_and_the_rank_wri
     def start(scope):
         return ray.remote(Collectors).options(num_cpus=0, **place).remote()
 
-    _, writer = open_remote(tmp_path, is_up=False, patience=patient(outage_s=0.0), start=start)
+    _, writer = open_remote(tmp_path, is_up=False, patience=patient(start_s=0.0), start=start)
     for step in range(3):
         writer.write(Event(step, 0.0, [Value("scalar", "loss", 1.0)]))
-    writer.close()
+    assert writer.flush()
     assert steps(tmp_path, "mindspore") == [0, 1, 2]
-    [found] = [r.message for r in caplog.records if r.name.startswith("distsummary")]
-    assert found.startswith(f"rank=0 {line}")
-
-
-def held_back(is_up: threading.Event) -> type[RemoteWriter]:
-    """Its actor does not seem to be up until the event is set."""
-
-    class HeldBack(RemoteWriter):
-        def _has_started(self, timeout_s=0.0) -> bool:
-            return super()._has_started(timeout_s) if is_up.is_set() else is_up.wait(timeout_s)
-
-    return HeldBack
+    writer.close()
+    [found] = [r.message for r in caplog.records if "itself" in r.message]
+    assert found.startswith(f"rank=0 writes its files itself from now on: {line}")
 
 
 def test_writers_of_one_process_share_an_actor_which_ends_with_the_last(tmp_path):

@@ -86,9 +86,7 @@ def open_writer(
     check_writable(Path(spec.directory))
     spec = replace(spec, interval_s=INTERVAL_S)
     remote = RemoteWriter(spec, scope=place)
-    writer = AsyncWriter(_passing(remote, on_written), spec, is_timed=is_timed)
-    remote.waiting_bytes = writer.waiting_bytes
-    return writer, remote.path
+    return AsyncWriter(_passing(remote, on_written), spec, is_timed=is_timed), remote.path
 
 
 def _passing(writer: Writer, on_written: Callable[[Batch], None] | None) -> Writer:
@@ -101,8 +99,7 @@ class PassingOn:
     def __init__(self, inner: Writer, on_written: Callable[[Batch], None]) -> None:
         self._inner, self._on_written = inner, on_written
         self.start, self.flush, self.close = inner.start, inner.flush, inner.close
-        self.health, self.hurry, self.pending = inner.health, inner.hurry, inner.pending
-        self.progress = inner.progress
+        self.health, self.hurry, self.progress = inner.health, inner.hurry, inner.progress
 
     def write(self, batch: Batch) -> None:
         """As the inner one."""

@@ -4,7 +4,6 @@ import pytest
 
 from distsummary.base.processes import own_process
 from distsummary.collect.remote.rank_collector import LINGER_S, Collectors
-from distsummary.errors import StaleAttemptError
 from distsummary.events.reader import read_directory
 from distsummary.events.segment import has_live_writer
 from distsummary.events.spec import WriterSpec
@@ -26,9 +25,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def opened(collectors: Collectors, key: str, path, owner) -> str:
+def open_writer(collectors: Collectors, key: str, path, owner) -> None:
     collectors.ready(key, owner)
-    return collectors.hello(key, WriterSpec(directory=str(path), run_id=RUN_ID), owner).session
+    collectors.hello(key, WriterSpec(directory=str(path), run_id=RUN_ID), owner)
 
 
 def batch_of(seq: int) -> Batch:
@@ -40,17 +39,14 @@ def steps(path) -> list[int]:
     return [event.step for event in read_directory(path)]
 
 
-def test_each_writer_has_its_own_directory_and_session(tmp_path, clock):
+def test_each_writer_has_its_own_directory(tmp_path, clock):
     collectors = Collectors(clock)
-    sessions = {key: opened(collectors, key, tmp_path / key, own_process()) for key in "ab"}
-    for key, session in sessions.items():
-        assert collectors.write(key, session, batch_of(1)).last_seq == 1
-    with pytest.raises(StaleAttemptError):
-        collectors.write("a", sessions["b"], batch_of(2))
+    for key in "ab":
+        open_writer(collectors, key, tmp_path / key, own_process())
+        assert collectors.write(key, batch_of(1)).last_seq == 1
     assert collectors.close("a").events == 1
-    with pytest.raises(StaleAttemptError):
-        collectors.write("a", sessions["a"], batch_of(2))
-    collectors.write("b", sessions["b"], batch_of(2))
+    collectors.write("b", batch_of(2))
+    assert collectors.write("b", batch_of(2)).events == 2  # sent again, it is not written again
     collectors.close("b")
     assert [steps(tmp_path / key) for key in "ab"] == [[1], [1, 2]]
 
@@ -62,7 +58,7 @@ def test_it_is_needed_while_a_writer_is_open_or_about_to_come_and_a_little_longe
     collectors.ready("a", own_process())
     clock.now += 1000.0
     assert not collectors.look()
-    opened(collectors, "a", tmp_path, own_process())
+    open_writer(collectors, "a", tmp_path, own_process())
     clock.now += 1000.0
     assert not collectors.look()
     collectors.close("a")
@@ -76,10 +72,10 @@ def test_it_is_needed_while_a_writer_is_open_or_about_to_come_and_a_little_longe
 
 def test_what_a_process_left_open_is_closed_when_it_has_ended(tmp_path, clock):
     collectors = Collectors(clock)
-    session = opened(collectors, "a", tmp_path, DEAD)
-    collectors.write("a", session, batch_of(1))
+    open_writer(collectors, "a", tmp_path, DEAD)
+    collectors.write("a", batch_of(1))
     assert has_live_writer(tmp_path, "0")
-    opened(collectors, "b", tmp_path / "other", own_process())  # looks, too
+    open_writer(collectors, "b", tmp_path / "other", own_process())  # looks, too
     assert not has_live_writer(tmp_path, "0")
     assert steps(tmp_path) == [1]
     collectors.close("b")
