@@ -192,9 +192,6 @@ class AggregatorClient:
         )  # fmt: skip
         return getattr(self._local, method)(*args, **options)
 
-    # The aggregator reads the files of the ranks, so nothing has to be done when a batch is written.
-    on_written = None
-
 
 def settle(
     launch_id: str,
