@@ -20,6 +20,7 @@ from distsummary.format.frames import read_frames
 from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS, Value, is_part
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the parts of the ranks overlap more
+KEPT_BYTES = 1 << 18  # of ranks that have ended, the bulk values of a larger event are read again
 GRAPH = "graph"
 _LEFT_OUT = frozenset((GRAPH, *LINEAGE_PLUGINS, *TENSORBOARD_PLUGINS))  # have no step, or are made again
 
@@ -32,17 +33,19 @@ def has_place(event: ReadEvent) -> bool:
     return any(value.plugin not in _LEFT_OUT for value in event.values)
 
 
+def room_of(piece: Piece) -> int:
+    """About how much memory the events of a piece take, in scalars; bulk values, which stay shortly, less."""
+    if isinstance(piece, ScalarColumns):
+        return int(piece.seqs.size + piece.numbers.size)
+    return 1 + len(piece.values) + (piece.end - piece.offset >> 6)
+
+
 class TagNumbers(dict[str, int]):
     """Tag -> its number; one that is asked for the first time gets the next one."""
 
     def __missing__(self, tag: str) -> int:
         number = self[tag] = len(self)
         return number
-
-    def add(self, tags: Iterable[str]) -> None:
-        """Give the tags that have none their numbers."""
-        for tag in tags:
-            self.setdefault(tag, len(self))
 
 
 class BulkPlace(NamedTuple):
@@ -225,23 +228,12 @@ class ColumnBuffer:
 
     def __init__(self) -> None:
         self._parts: list[RankColumns] = []
+        self.size = 0  # how much there is, in scalars
 
     def add(self, part: RankColumns) -> None:
         """Keep a part."""
         self._parts.append(part)
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
-    @property
-    def size(self) -> int:
-        """How much there is, in scalars."""
-        return sum(part.size for part in self._parts)
-
-    @property
-    def low(self) -> float:
-        """The lowest step; inf if there is none."""
-        return min((part.low for part in self._parts), default=np.inf)
+        self.size += part.size
 
     def middle(self) -> int:
         """The middle one of the steps."""
@@ -256,6 +248,7 @@ class ColumnBuffer:
         due = [part for part in self._parts if part.low < floor]
         rest = [part for part in self._parts if part.low >= floor]
         self._parts = rest + _some(part.since(floor) for part in due)
+        self.size = sum(part.size for part in self._parts)
         due = sorted(_some(part.before(floor) for part in due), key=attrgetter("rank", "number"))
         if not due:
             return
