@@ -99,14 +99,11 @@ class EndedRanks:
         """The first step that a later attempt has repeated, inf if there was one attempt."""
         return min(self._ends.values(), default=math.inf)
 
-    def windows(self, *, bulk: bool = True) -> Iterator[Window]:
+    def windows(self) -> Iterator[Window]:
         """All steps that count, in windows of rising steps, each of one attempt.
 
         A window holds about WINDOW scalars; it holds more if ranks recorded more of a step, or, of a rank
         whose steps fall again and again, all that is in its last lane.
-
-        Args:
-            bulk: whether the bulk values are wanted.
         """
         self.superseded, self.last_steps = 0, {}
         highest = max((lanes.high for lanes in self._lanes.values()), default=0)
@@ -116,7 +113,7 @@ class EndedRanks:
                 for lane in range(lanes.count) if owner[1] == attempt else ():
                     # A rank has several owners of one attempt if another run was recorded in its directory.
                     source = Source(rank, lane=len(streams), rises=lane < MOST_LANES - 1)
-                    streams[source] = _LaneStream(self.directories[rank], owner, lane, end, bulk=bulk)
+                    streams[source] = _LaneStream(self.directories[rank], owner, lane, end)
             pending = PendingSteps(attempt, have_ended=True)
             receiver, wanted = Receiver(streams, pending), WINDOW
             for floor in receiver.in_turn():
@@ -130,8 +127,6 @@ class EndedRanks:
             self.superseded += sum(stream.superseded for stream in streams.values())
             for rank, step in pending.last_steps.items():
                 self.last_steps[rank] = max(step, self.last_steps.get(rank, step))
-            # What the first look reported, or did not decode, is not reported twice.
-            self.damage += sorted({*receiver.damage} - {*self.damage})
 
 
 def _has_steps(piece: Piece) -> bool:
@@ -185,8 +180,8 @@ class _Lanes:
 class _LaneStream(RankStream):
     """The events of one lane of a rank's attempt, of steps before `end`; counts those of later steps."""
 
-    def __init__(self, directory: Path, owner: Owner, lane: int, end: float, *, bulk: bool) -> None:
-        super().__init__(directory, owner, bulk=bulk)
+    def __init__(self, directory: Path, owner: Owner, lane: int, end: float) -> None:
+        super().__init__(directory, owner, bulk=False)
         self.superseded = 0
         self._lanes, self._lane, self._end = _Lanes(), lane, end
 

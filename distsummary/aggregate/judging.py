@@ -121,7 +121,7 @@ def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
     """
     directories = run_dir.rank_dirs(role) or {0: run_dir.writer_dir(role, 0, 1)}
     judging = Judging(Meshes(directories))
-    for window in EndedRanks(directories).windows(bulk=False):
+    for window in EndedRanks(directories).windows():
         judging.add(window.scalars, window.attempt)
     return judging
 

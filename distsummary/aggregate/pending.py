@@ -12,7 +12,6 @@ import numpy as np
 
 from distsummary.aggregate.rank_columns import (
     GRAPH,
-    KEPT_BYTES,
     ColumnBuffer,
     RankColumns,
     RecordedGraph,
@@ -118,7 +117,7 @@ class PendingSteps:
     def add(self, source: Source, pieces: Iterable[Piece]) -> None:
         """Keep what a rank recorded, in the order in which it did."""
         if self._have_ended:
-            if (whole := self._part(source, pieces, KEPT_BYTES)) is not None:
+            if (whole := self._part(source, pieces)) is not None:
                 self.reached[source] = max(whole.high, self.reached.get(source, whole.high))
                 self._keep_timely(whole)
             return
@@ -158,11 +157,11 @@ class PendingSteps:
             elif rest is not None:
                 self._keep_timely(rest)
 
-    def _part(self, source: Source, pieces: Iterable[Piece], kept_bytes: int = 0) -> RankColumns | None:
+    def _part(self, source: Source, pieces: Iterable[Piece]) -> RankColumns | None:
         # Of a rank, what is in a later lane was recorded later; see `ended_ranks`.
         number = (source.lane << _LANE) + self._number
         self._number += 1
-        return RankColumns.of(source.rank, number, pieces, self._tags, kept_bytes)
+        return RankColumns.of(source.rank, number, pieces, self._tags)
 
     def _keep_timely(self, part: RankColumns) -> None:
         self._steps.add(part)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distsummary.aggregate import ended_ranks, pending, rank_columns, receiver
+from distsummary.aggregate import ended_ranks, rank_columns, receiver
 from distsummary.aggregate.ended_ranks import EndedRanks
 from distsummary.aggregate.rank_columns import by_event, values_at
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, Value
@@ -78,18 +78,16 @@ def by_loop(reported):
     attempts,
     st.integers(1, 5),
     st.sampled_from([1, 4, 1 << 18]),
-    st.sampled_from([0, 1 << 16]),
     st.integers(1, 4),
 )
 @settings(max_examples=60)
-def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, room, window, kept, lanes):
+def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, room, window, lanes):
     with tempfile.TemporaryDirectory() as name:
         directories, reported = written(Path(name), recorded)
         with (
             mock.patch.multiple(receiver, LEAST_ROOM=room, WINDOW=window),
             mock.patch.multiple(ended_ranks, MOST_LANES=lanes, WINDOW=window),
             mock.patch.object(rank_columns, "WINDOW", window),
-            mock.patch.object(pending, "KEPT_BYTES", kept),
         ):
             ranks = EndedRanks(directories)
             found = {}
