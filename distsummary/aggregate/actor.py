@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from distsummary.aggregate.actor_metrics import RankGauges
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.aggregate.rank_directories import first_free_attempt
+from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.actor_calls import RayConnection, RayGoneError
 from distsummary.base.failures import error_line
 from distsummary.rundir.admission import refuse_other_version, refuse_unshared
@@ -191,9 +191,6 @@ class AggregatorClient:
             self._run_dir, reason, method, self._run_dir.base,
         )  # fmt: skip
         return getattr(self._local, method)(*args, **options)
-
-    # The aggregator reads the files of the ranks, so nothing has to be done when a batch is written.
-    on_written = None
 
 
 def settle(

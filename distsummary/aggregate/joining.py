@@ -1,7 +1,7 @@
 """How a rank joins its run: by Ray's aggregator, with an aggregator process, or by the manifest alone."""
 
 from distsummary.aggregate.alone import LoneRank
-from distsummary.aggregate.rank_directories import first_free_attempt
+from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.processes import in_ray
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
 from distsummary.rundir.run_dir import RunDir

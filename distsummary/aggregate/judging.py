@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from distsummary.aggregate.rank_directories import RankDirectories
+from distsummary.aggregate.ended_ranks import EndedRanks
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.diagnosis.cost import Costs, joined, step_times
@@ -120,29 +120,10 @@ def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
     Raises DamagedFileError or OSError if they cannot be read.
     """
     directories = run_dir.rank_dirs(role) or {0: run_dir.writer_dir(role, 0, 1)}
-    ranks = RankDirectories(directories)
     judging = Judging(Meshes(directories))
-    for window in ranks.windows():
-        for rows, attempt in by_attempt(ranks, window.scalars):
-            judging.add(rows, attempt)
+    for window in EndedRanks(directories).windows():
+        judging.add(window.scalars, window.attempt)
     return judging
-
-
-def by_attempt(ranks: RankDirectories, rows: RecordedScalars) -> Iterable[tuple[RecordedScalars, int]]:
-    """The scalars of each attempt among those of some steps, in the order of the attempts."""
-    if not len(rows.steps):
-        return
-    low, high = int(rows.steps.min()), int(rows.steps.max())
-    first, last = ranks.attempt_of(low), ranks.attempt_of(high)
-    if first == last:
-        yield rows, first
-        return
-    # Only steps around a restart belong to several attempts.
-    for attempt in ranks.attempts:
-        keep = ranks.of_attempt(attempt, rows.steps)
-        if keep.any():
-            which, numbers, steps = (column[keep] for column in (rows.which, rows.ranks, rows.steps))
-            yield RecordedScalars(rows.tags, which, numbers, steps, rows.values[keep]), attempt
 
 
 def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, list[Value]]:

@@ -8,19 +8,24 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from distsummary.aggregate.judging import Judging
-from distsummary.aggregate.live_files import LiveFiles
 from distsummary.aggregate.merge import refuse_foreign_files
+from distsummary.aggregate.merged_files import MERGED
 from distsummary.aggregate.merger import Merger
-from distsummary.aggregate.pending import PendingSteps
+from distsummary.aggregate.pending import PendingSteps, Source
+from distsummary.aggregate.rank_columns import WINDOW
 from distsummary.aggregate.receiver import POLL_S, Receiver
 from distsummary.aggregate.role_description import RoleDescription
+from distsummary.aggregate.step_files import StepFiles
 from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.judge import BUSY_STEPS
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import RunDirError
 from distsummary.events.files import Files
+from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import Damage
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.timeouts import WAIT_S
@@ -108,10 +113,17 @@ class LiveMerge:
         target = run.writer_dir(role, 0, 1)
         ensure_directory(target)
         refuse_foreign_files(target)
-        self._files = LiveFiles(target, run_id, attempt, begun=manifest["created"] or None, files=files)
+        begun = manifest["created"] or None
+        spec = WriterSpec(directory=target, run_id=run_id, attempt=attempt, begun=begun, source=MERGED)
+        self._files = StepFiles(RankWriter(spec, files))
         self._pending = PendingSteps(attempt)
         directories = {rank: run.writer_dir(role, rank, world_size) for rank in range(world_size)}
-        self._receiver = Receiver(directories, (run_id, attempt), self._pending)
+        # The bulk values are read again when they are written.
+        streams = {
+            Source(rank): RankStream(path, (run_id, attempt), bulk=False)
+            for rank, path in directories.items()
+        }
+        self._receiver = Receiver(streams, self._pending)
         self._alerts = Alerts(run) if alerts is None else alerts
         self._judging = Judging(Meshes(directories), self._alerts.report)
         self._merger = Merger(self._files, self._judging, key_tags=key_tags, grows=True)
@@ -133,7 +145,8 @@ class LiveMerge:
         tries again.
         """
         floor, strict_floor = self._receiver.floors(living, now)
-        written = self._merge(floor, strict_floor, now, WAIT_S if self._receiver.is_caught_up else math.inf)
+        before = self._files.steps
+        self._merge(floor, strict_floor, now, WAIT_S if self._receiver.is_caught_up else math.inf)
         # Alerts and merged values go to different files: if one cannot be written, the other still is.
         try:
             self._alerts.write()
@@ -143,13 +156,10 @@ class LiveMerge:
             self._files.flush()
         except OSError as error:
             self._report(f"the merged run cannot be written now: {error}; free some space")
-            return 0
-        return written
+        return self._files.steps - before
 
-    def _merge(self, floor: float, strict_floor: float, now: float, wait_s: float) -> int:
-        """Put what is due into the files; returns how many steps."""
-        if self._pending.is_empty:
-            return self._merger.advance()
+    def _merge(self, floor: float, strict_floor: float, now: float, wait_s: float) -> None:
+        """Put what is due into the files."""
         due = self._pending.due(floor, strict_floor, now, wait_s)
         self._short += due.short
         # The graph belongs at the beginning of the files: it goes with the first steps, or alone at the end.
@@ -165,7 +175,7 @@ class LiveMerge:
         # A few steps without a verdict mean little; only many of them are reported.
         if self._judging.abstained >= BUSY_STEPS:
             self._report(BUSY)
-        return self._merger.advance()
+        self._merger.advance()
 
     def show(self, verdicts: Iterable[Verdict]) -> None:
         """Show verdicts that do not come from what the ranks recorded, as the step of a hang may never end.
@@ -192,25 +202,26 @@ class LiveMerge:
         Args:
             about: what the run says about itself at its end.
         """
-        self._receiver.read_to_the_end()
-        # No rank records any more, so every step counts as complete.
-        self._merge(math.inf, math.inf, 0.0, math.inf)
+        # No rank records any more, so every step that was read from all of them counts as complete.
+        for floor in self._receiver.in_turn():
+            if floor == math.inf or self._pending.size > WINDOW:
+                self._merge(floor, floor, 0.0, math.inf)
+                self._files.flush()
         self._merger.finish(self._alerts)
-        self._files.flush()
         if about is not None:
             self.describe(about)
         self._files.close()
         files, merger = self._files, self._merger
         return LiveReport(
-            steps=merger.steps,
+            steps=files.steps,
             short=self._short,
             # All that makes these files differ from a merge of the rank files.
-            late=merger.late + merger.missing + files.left_out + files.differing + files.spared,
+            late=merger.late + merger.missing + files.missing,
             sharded=merger.sharded,
             short_norms=self._merger.norms.short,
             last_step=files.last_step,
             last_s=files.last_s,
-            last_steps=dict(sorted(self._pending.reached.items())),
+            last_steps=self._pending.last_steps,
             damage=(*self._receiver.damage, *merger.damage),
         )
 

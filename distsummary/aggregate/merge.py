@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.aggregate.earlier_merge import EarlierMerge
-from distsummary.aggregate.judging import (
-    Judging,
-)
+from distsummary.aggregate.ended_ranks import EndedRanks
+from distsummary.aggregate.judging import Judging
 from distsummary.aggregate.merge_lineage import Conflict
-from distsummary.aggregate.merged_files import MergedFiles, holds_steps, other_segments
+from distsummary.aggregate.merged_files import MERGED, StagedWriter, holds_steps, other_segments
 from distsummary.aggregate.merger import Merger
-from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.aggregate.role_description import describe, log_conflicts
+from distsummary.aggregate.step_files import StepFiles
 from distsummary.base.checks import check_recorded, check_type
 from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.alerts import Reported, reported_hangs
@@ -27,6 +26,7 @@ from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirE
 from distsummary.events.files import Files
 from distsummary.events.reader import Damage
 from distsummary.events.segments import lineage_files, segments
+from distsummary.events.spec import WriterSpec
 from distsummary.format.encode import Refusal
 from distsummary.format.records import DIALECTS, MINDSPORE, RANKS_TAG, TENSORBOARD
 from distsummary.rundir.attempts import awaited_aggregator, newest_attempt
@@ -128,7 +128,7 @@ def merge_run(
     # A run of one rank needs no merge. A merged run whose rank directories are gone looks alike, and raises.
     if not has_ranks:
         for role in _ROLES:
-            refuse_loss(run, role, RankDirectories({}))
+            refuse_loss(run, role, EndedRanks({}))
         return MergeReport(
             path=run.base, note="the run has one rank, so nothing has to be merged", ranks=(0,), last_steps={}
         )
@@ -136,11 +136,11 @@ def merge_run(
     with run.locked("merge"):
         # run.json is read before the files: what is noted in it later may not be in them.
         manifest = run.read_manifest()
-        read = {role: RankDirectories(run.rank_dirs(role)) for role in _ROLES}
+        read = {role: EndedRanks(run.rank_dirs(role)) for role in _ROLES}
         for role, ranks in read.items():
             refuse_loss(run, role, ranks)
         # All checks come before the first file is written.
-        recorded = {tag for ranks in read.values() for tag in ranks.scalar_tags()}
+        recorded = {tag for ranks in read.values() for tag in ranks.scalar_tags}
         for tag in sorted(key_tags):
             check_recorded(tag, recorded, "scalars", field="an item of key_tags")
         known = set(manifest.get("key_tags", []))
@@ -167,7 +167,7 @@ def _merge_role(
     run_dir: RunDir,
     role: str,
     manifest: Manifest,
-    ranks: RankDirectories,
+    ranks: EndedRanks,
     run_id: str,
     key_tags: Collection[str],
     files: Files | None,
@@ -184,17 +184,17 @@ def _merge_role(
     newest = newest_attempt(manifest, role)
     world_size = int(newest["world_size"]) if newest else max(directories) + 1
     # If a rank recorded RANKS_TAG itself, the merged files do not say on how many ranks their steps stand.
-    earlier = EarlierMerge(target) if RANKS_TAG not in ranks.scalar_tags() else None
-    with MergedFiles(
-        target,
+    earlier = EarlierMerge(target) if RANKS_TAG not in ranks.scalar_tags else None
+    spec = WriterSpec(
+        directory=target,
         run_id=run_id,
         attempt=max(ranks.attempts, default=0),
         begun=manifest["created"] or None,
         formats=formats_of(manifest, directories.values()),
-        source=next(iter(directories.values())),
-        earlier=earlier,
-        files=files,
-    ) as merged:
+        source=MERGED,
+    )
+    with StagedWriter(spec, files) as staged:
+        merged = StepFiles(staged, earlier)
         alerts = Alerts(run_dir)
         judging = Judging(Meshes(directories)) if role == "train" else None
         merger = Merger(merged, judging, key_tags=key_tags)
@@ -208,6 +208,7 @@ def _merge_role(
                 hang = hangs.popleft()
                 merger.show([hang.verdict], hang.time_s)
             merger.advance()
+            merged.flush()
         merged.put(merged.last_step, merged.last_s, about.values(merged.last_s))
         # The hangs that are left were reported at steps that no rank has ended.
         for hang in hangs:
@@ -217,20 +218,20 @@ def _merge_role(
         # An error before `publish` leaves the older merged files as they are.
         if earlier is not None:
             _refuse_fewer(target, earlier.lost(ranks.first_repeated), ranks)
-        merged.write_lineage(about.lineage)
-        published = merged.publish()
+        staged.write_lineage(about.lineage)
+        published = staged.publish()
     report = MergeReport(
         path=target,
         role=role,
         ranks=tuple(directories),
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in directories),
         attempts=ranks.attempts,
-        steps=merger.steps,
+        steps=merged.steps,
         completed=earlier.completed if earlier is not None else 0,
         last_steps=dict(sorted(ranks.last_steps.items())),
         conflicts=tuple(about.conflicts),
         damage=(*ranks.damage, *merger.damage),
-        refused=tuple(merged.refused),
+        refused=tuple(staged.refused),
         superseded=ranks.superseded,
         sharded=merger.sharded,
         short_norms=merger.norms.short,
@@ -291,7 +292,7 @@ def refuse_aggregated(run_dir: RunDir) -> None:
         )
 
 
-def refuse_loss(run_dir: RunDir, role: str, ranks: RankDirectories) -> None:
+def refuse_loss(run_dir: RunDir, role: str, ranks: EndedRanks) -> None:
     """Raise RunDirError if a merge would replace the merged run of a role by nothing."""
     target = run_dir.writer_dir(role, 0, 1)
     if not ranks.is_empty or not target.is_dir() or not holds_steps(target):
@@ -303,7 +304,7 @@ def refuse_loss(run_dir: RunDir, role: str, ranks: RankDirectories) -> None:
     )
 
 
-def _refuse_fewer(target: Path, lost: Sequence[int], ranks: RankDirectories) -> None:
+def _refuse_fewer(target: Path, lost: Sequence[int], ranks: EndedRanks) -> None:
     """Raise RunDirError if a merge would lose what the merged files hold of some steps."""
     if lost:
         damage = f", and {len(ranks.damage)} damaged parts (see distsummary fsck)" if ranks.damage else ""
@@ -315,7 +316,7 @@ def _refuse_fewer(target: Path, lost: Sequence[int], ranks: RankDirectories) -> 
         )
 
 
-def _shown_hangs(run_dir: RunDir, ranks: RankDirectories) -> deque[Reported]:
+def _shown_hangs(run_dir: RunDir, ranks: EndedRanks) -> deque[Reported]:
     """The hangs that were reported while the ranks trained, by rising steps; each is shown where reported."""
     hangs = [
         hang._replace(verdict=replace(hang.verdict, until_step=None))

@@ -5,12 +5,9 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from distsummary.aggregate.earlier_merge import EarlierMerge
-from distsummary.aggregate.step_events import step_events
 from distsummary.base.publish import TEMPORARY, rights_in, sync, temporary_name
 from distsummary.errors import RunDirError
 from distsummary.events.files import Files
@@ -18,21 +15,12 @@ from distsummary.events.index import index_closed
 from distsummary.events.reader import read_file
 from distsummary.events.segment import Segment
 from distsummary.events.segments import SegmentName, lineage_files, next_stamp, segments
+from distsummary.events.spec import WriterSpec
 from distsummary.format import mindspore_format, tensorboard_format
-from distsummary.format.encode import Refusal, encode_event
+from distsummary.format.encode import EventEncoder, Refusal
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
-from distsummary.format.norm_totals import with_scalars
-from distsummary.format.records import (
-    DIALECTS,
-    HPARAMS,
-    MINDSPORE,
-    RANKS_TAG,
-    TENSORBOARD,
-    Event,
-    EventIds,
-    Value,
-)
+from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Batch, EventIds
 from distsummary.rundir.run_text import TAG
 
 MERGED = "merged"  # takes the place of the rank in the names of merged files
@@ -63,117 +51,75 @@ def holds_steps(directory: Path) -> bool:
     )
 
 
-class MergedFiles:
-    """Writes the new merged files of a directory; `publish` makes them visible to readers.
+class StagedWriter:
+    """Writes the new merged files of a directory aside; `publish` puts them in the place of the older ones.
 
     Until `publish`, the files are in a staging directory and
     do not have names of event files. If a merge is killed, the next merge removes its staging directory. This
-    is a context manager; the caller must hold the run's merge lock.
+    is a context manager; the caller must hold the run's merge lock. After an OSError, nothing can be
+    published.
 
     Args:
-        directory: the run dir, or its directory for the role eval.
-        run_id, attempt: the identity of the events; their sequence numbers count from 1.
-        begun: the time in the first record of each file, as in `WriterSpec`.
-        formats: the dialects to write. source: a directory of the ranks, see `Files.host`.
-        earlier: notes on how many ranks each step stands; None: nothing does.
+        spec: the directory (the run dir, or its directory for the role eval), the identity of the events,
+            the time in the first record of each file, and the dialects.
         files: the file operations to use; None means the real ones. Tests pass a test double.
+
+    Attributes:
+        refused: the values that could not be written. last_seq: that of the newest event.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        run_id: str,
-        attempt: int = 0,
-        begun: float | None = None,
-        formats: tuple[str, ...] = DIALECTS,
-        source: Path | None = None,
-        earlier: EarlierMerge | None = None,
-        files: Files | None = None,
-    ) -> None:
+    def __init__(self, spec: WriterSpec, files: Files | None = None) -> None:
+        self.spec = spec
         self.refused: list[Refusal] = []
-        self.last_step, self.last_s = 0, 0.0
-        self.has_graph = False
-        self._earlier = earlier
-        self._directory, self._formats, self._source = directory, formats, source or directory
-        self._files, self._begun = files or Files(), begun
-        self._owner, self._seq = EventIds(run_id, attempt), 0
+        self.last_seq = 0
+        self._directory, self._files = Path(spec.directory), files or Files()
+        self._encoder = EventEncoder(spec.run_id, spec.attempt, spec.formats)
+        self._ids = EventIds(spec.run_id, spec.attempt, 0)
         self._segments: dict[str, Segment] = {}
-        for path in directory.iterdir():
+        for path in self._directory.iterdir():
             # The caller holds the merge lock, so any staging directory is that of a merge that was killed.
             is_staging = path.name.startswith(TEMPORARY) and path.is_dir() and not path.is_symlink()
             if is_staging and {inner.name for inner in path.iterdir()} <= {*DIALECTS, _LINEAGE}:
                 shutil.rmtree(path)
-        self._staging = temporary_name(directory)
+        self._staging = temporary_name(self._directory)
         try:
-            self._staging.mkdir(rights_in(directory))
+            self._staging.mkdir(rights_in(self._directory))
         except OSError as error:
             raise RunDirError(
-                f"{directory} cannot be written: {error.strerror}; fix its permissions"
+                f"{self._directory} cannot be written: {error.strerror}; fix its permissions"
             ) from error
 
-    def has(self, key: tuple[str, str], step: int) -> bool:
-        """These files are new: they hold nothing from the beginning."""
-        return False
-
-    holds = has
-
-    def put(
-        self,
-        step: int,
-        wall_s: float,
-        values: Sequence[Value],
-        read: Callable[[], Iterable[Value]] | None = None,
-    ) -> bool:
-        """Append the values of a step, and what `read` gives; what cannot be written goes to `refused`.
-
-        Returns whether there were any.
-        """
-        has_values = False
-        more = read() if read is not None else ()
-        for event in step_events(step, wall_s, with_scalars(values, more)):
-            has_values = True
-            self._write(event)
-            self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
-        if self._earlier is not None:
-            for value in values:
-                if value.tag == RANKS_TAG and value.plugin == "scalar":
-                    self._earlier.note(step, int(value.data))
-        return has_values
-
-    def _write(self, event: Event) -> None:
-        self._seq += 1
-        payloads, refused = encode_event(event, self._ids(self._seq), self._formats)
-        self.refused += refused
-        for dialect, payload in payloads.items():
-            if payload is not None:
+    def write(self, batch: Batch) -> None:
+        """Append the events of a batch; what cannot be written goes to `refused`. Raises OSError."""
+        encoded = self._encoder.encode(batch.first_seq, batch.events)
+        self.refused += encoded.refused
+        for dialect, framed in encoded.framed.items():
+            if framed:
                 if dialect not in self._segments:
-                    self._begin(dialect, event.step)
-                self._segments[dialect].append(frame(payload))
+                    self._begin(dialect, batch.first_step)
+                self._segments[dialect].extend(framed)
+        self.last_seq = batch.last_seq
 
     def write_lineage(self, lineage: Lineage) -> None:
         """Write the lineage of the run; for an empty lineage no file is made."""
-        payloads = encode_lineage(lineage, self._files.now(), self._ids(0))
-        if payloads and MINDSPORE in self._formats:
+        payloads = encode_lineage(lineage, self._files.now(), self._ids)
+        if payloads and MINDSPORE in self.spec.formats:
             segment = self._segments[_LINEAGE] = Segment(self._staging / _LINEAGE, self._files)
             segment.append(b"".join(frame(payload) for payload in payloads))
-
-    def _ids(self, seq: int) -> EventIds:
-        return self._owner._replace(seq=seq)
 
     def _begin(self, dialect: str, first_step: int) -> None:
         """Create the file of a dialect and write its first records."""
         segment = self._segments[dialect] = Segment(self._staging / dialect, self._files)
-        now, ids = self._files.now(), self._ids(0)
-        begun = now if self._begun is None else self._begun
+        now = self._files.now()
+        begun = now if self.spec.begun is None else self.spec.begun
         if dialect == MINDSPORE:
-            segment.append(frame(mindspore_format.encode_version(begun, ids)))
+            segment.append(frame(mindspore_format.encode_version(begun, self._ids)))
         else:
             # The session start makes a running TensorBoard forget what it has read from the older merged
             # files, which this one replaces.
             segment.append(
-                frame(tensorboard_format.encode_version(begun, ids))
-                + frame(tensorboard_format.encode_session_start(first_step, now, ids))
+                frame(tensorboard_format.encode_version(begun, self._ids))
+                + frame(tensorboard_format.encode_session_start(first_step, now, self._ids))
             )
 
     def publish(self) -> tuple[Path, ...]:
@@ -185,7 +131,7 @@ class MergedFiles:
             return ()
         for segment in self._segments.values():
             segment.sync()
-            segment.close()
+        self.close()
         older = [path for dialect in DIALECTS for path in segments(self._directory, dialect)]
         older = [path for path in (*older, *lineage_files(self._directory)) if is_merged(path)]
         stamp = next_stamp(self._directory, self._files.now())
@@ -205,7 +151,12 @@ class MergedFiles:
             index_closed(self._directory / name.file_name(MINDSPORE, stamp))
         return tuple(published)
 
-    def __enter__(self) -> "MergedFiles":
+    def close(self) -> None:
+        """Close the files; raises OSError."""
+        for segment in self._segments.values():
+            segment.close()
+
+    def __enter__(self) -> "StagedWriter":
         return self
 
     def __exit__(
@@ -217,10 +168,9 @@ class MergedFiles:
             # A file that was published, or never made, is no longer here.
             with contextlib.suppress(OSError):
                 written += segment.path.stat().st_size
-        for segment in self._segments.values():
-            # Errors do not matter for a file that is about to be removed.
-            with contextlib.suppress(OSError):
-                segment.close()
+        # Errors do not matter for files that are about to be removed.
+        with contextlib.suppress(OSError):
+            self.close()
         shutil.rmtree(self._staging, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in _FULL:
             raise RunDirError(

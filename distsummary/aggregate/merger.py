@@ -2,11 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from distsummary.aggregate.judging import Judging, alert_values
 from distsummary.aggregate.rank_columns import BulkPlace, RecordedGraph, Window, by_event, values_at
 from distsummary.aggregate.statistics import RecordedScalars, StatisticsRule
 from distsummary.aggregate.step_events import recorded_by
+from distsummary.aggregate.step_files import Key, StepFiles, Values
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError
@@ -25,31 +25,6 @@ from distsummary.format.records import CUSTOM_SCALARS, MAX_TAG_BYTES, NORMS, RAN
 
 _NEVER = np.iinfo(np.int64).min  # as a step
 _ADDED = ("histogram", NORMS)  # of which the parts of ranks are put together
-
-Key: TypeAlias = tuple[str, str]  # plugin and tag
-Values: TypeAlias = Callable[[], Iterable[Value]]
-
-
-class StepFiles(Protocol):
-    """The files of a merged run: MergedFiles, which replace older ones, or LiveFiles, which grow.
-
-    Attributes:
-        last_step, last_s: the highest step that was put, and the latest wall time.
-        has_graph: whether a graph was put.
-    """
-
-    last_step: int
-    last_s: float
-    has_graph: bool
-
-    def put(self, step: int, wall_s: float, values: Sequence[Value], read: Values | None = None) -> bool:
-        """Add values of a step; `read` gives more of them when they are written. False: there are none."""
-
-    def has(self, key: Key, step: int) -> bool:
-        """Whether the files had the plugin and tag at this step, or a later one, when they were opened."""
-
-    def holds(self, key: Key, step: int) -> bool:
-        """As `has`; counts a value that differs."""
 
 
 class Merger:
@@ -72,7 +47,6 @@ class Merger:
 
     Attributes:
         norms: adds up the norms of ranks.
-        steps: how many steps have been put.
         late: how many values came after their step had been put without them.
         sharded: how many shards were left out because they could not be put together.
         damage: the places of bulk values that can no longer be read; `missing`: how many values those are.
@@ -86,7 +60,7 @@ class Merger:
         key_tags: Collection[str] = (),
         grows: bool = False,
     ) -> None:
-        self.steps = self.late = self.sharded = self.missing = 0
+        self.late = self.sharded = self.missing = 0
         self.damage: list[Damage] = []
         self.norms = AddedNorms()
         self._files, self._judging, self._grows = files, judging, grows
@@ -241,8 +215,8 @@ class Merger:
             else:
                 yield from zip(same_event, values, strict=True)
 
-    def advance(self) -> int:
-        """Put what was fed into the files, by rising steps; returns how many complete steps there were."""
+    def advance(self) -> None:
+        """Put what was fed into the files, by rising steps."""
         # If the files do not grow, no step may fall: a verdict on an earlier step is shown at the newest one.
         least = 0 if self._grows else self._begun
         for step, values in alert_values(self._verdicts, least).items():
@@ -253,22 +227,19 @@ class Merger:
         if self._graph is not None:
             files.put(0, self._graph.wall_time, [self._graph.value])
             self._graph = None
-        count, last_s = 0, files.last_s
+        last_s = files.last_s
         for step in steps:
             values = self._values.get(step, [])
             wall_s = self._times.get(step, last_s)
             last_s = max(last_s, wall_s)
-            has_values = files.put(step, wall_s, values, self._bulk.get(step))
-            count += has_values and step in self._complete
+            files.put(step, wall_s, values, self._bulk.get(step), is_complete=step in self._complete)
             self._note_statistics(step, values)
-        self.steps += count
         self._begun = max([self._begun, *self._complete])
         if self._grows:
             self._put_charts(max([files.last_step, *steps[-1:]]), last_s)
         # Only when all of it is put: a call that raised is repeated with the same steps.
         for fed in (self._complete, self._times, self._values, self._bulk, self._verdicts):
             fed.clear()
-        return count
 
     def _note_statistics(self, step: int, values: Iterable[Value]) -> None:
         """Note the scalars that no rank recorded."""
@@ -285,10 +256,12 @@ class Merger:
     def finish(self, alerts: Alerts) -> None:
         """Put what is left, and write the verdicts of the whole training, with what they cost in all.
 
-        Raises OSError if alerts.jsonl cannot be written; the call may be repeated.
+        Raises OSError if the files or alerts.jsonl cannot be written; the call may be repeated.
         """
         self.advance()
+        self._files.flush()
         self._put_charts(self._files.last_step, self._files.last_s)
+        self._files.flush()
         if self._judging is not None:
             for attempt, verdict in self._judging.reported:
                 alerts.report(attempt, verdict)

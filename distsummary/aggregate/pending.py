@@ -26,6 +26,18 @@ from distsummary.events.scalar_columns import ScalarColumns
 
 MAX_HELD = 1 << 23
 _NEVER = np.iinfo(np.int64).min  # as a step
+_LANE = 40  # bits of the number of a part, before that of its lane
+
+
+class Source(NamedTuple):
+    """Where events come from: a rank or, of one that has ended, a lane of it (see `ended_ranks`).
+
+    `rises`: whether the steps of one that has ended never fall.
+    """
+
+    rank: int
+    lane: int = 0
+    rises: bool = True
 
 
 @dataclass(slots=True)
@@ -58,24 +70,27 @@ class Due(NamedTuple):
 class PendingSteps:
     """Keeps what the ranks of one attempt report until it is due.
 
-    What a rank reports of the newest of its steps is due with this step. What it reports of an older step, or
-    of one that is merged already, is `late`: due when all ranks have reported a step beyond the newest one
-    that this rank had reported when it was read. So are the SAMPLED tags, which a rank may report at any time
-    during a step; they alone wait as long as it takes.
+    While they train, what a rank reports of the newest of its steps is due with this step. What it reports of
+    an older step, or of one that is merged already, is `late`: due when all ranks have reported a step beyond
+    the newest one that this rank had reported when it was read. So are the SAMPLED tags, which a rank may
+    report at any time during a step; they alone wait as long as it takes. Of ranks that have ended,
+    everything is due with its step.
 
     Args:
         attempt: that of the ranks.
         max_held: scalars that wait; beyond it, the older half of the steps is due.
+        have_ended: whether the ranks have ended, and their sources give each step before it is due.
 
     Attributes:
-        reached: rank -> the newest step that it has reported.
+        reached: source -> the newest step that it has reported.
         graph: the graph that the lowest rank recorded; it has no step.
     """
 
-    def __init__(self, attempt: int, *, max_held: int = MAX_HELD) -> None:
-        self.reached: dict[int, int] = {}
+    def __init__(self, attempt: int, *, max_held: int = MAX_HELD, have_ended: bool = False) -> None:
+        self.reached: dict[Source, int] = {}
         self.graph: RecordedGraph | None = None
-        self._attempt, self._max_held = attempt, max_held
+        self._attempt, self._max_held = attempt, math.inf if have_ended else max_held
+        self._have_ended = have_ended
         self._front: float = -math.inf  # the newest step that was due
         self._tags = TagNumbers()
         self._is_sampled = np.empty(0, np.bool_)  # by the number of a tag
@@ -87,49 +102,70 @@ class PendingSteps:
         self._reports: deque[tuple[float, int]] = deque()  # time, and the newest step at that time
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits."""
-        return not (self._steps or self._late or self._sampled or self.graph)
+    def size(self) -> int:
+        """How much waits for its step to be complete, in scalars."""
+        return self._steps.size
 
-    def add(self, rank: int, pieces: Iterable[Piece]) -> None:
+    @property
+    def last_steps(self) -> dict[int, int]:
+        """Rank -> the highest step that it has reported, in the order of the ranks."""
+        found: dict[int, int] = {}
+        for source, step in sorted(self.reached.items()):
+            found[source.rank] = max(step, found.get(source.rank, step))
+        return found
+
+    def add(self, source: Source, pieces: Iterable[Piece]) -> None:
         """Keep what a rank recorded, in the order in which it did."""
+        if self._have_ended:
+            if (whole := self._part(source, pieces)) is not None:
+                self.reached[source] = max(whole.high, self.reached.get(source, whole.high))
+                self._keep_timely(whole)
+            return
         timely: list[Piece] = []
         late: list[Piece] = []
         for piece in pieces:
-            reached = self.reached.get(rank, _NEVER)
+            reached = self.reached.get(source, _NEVER)
             if isinstance(piece, ScalarColumns):
                 # A scalar is late if its rank, or the merged run, had passed its step already.
                 newest = np.maximum.accumulate(np.maximum(piece.steps, reached))
                 is_late = (piece.steps < newest) | (piece.steps <= self._front)
-                self.reached[rank] = int(newest[-1])
+                self.reached[source] = int(newest[-1])
                 if is_late.any():
                     late.append(piece.chosen(is_late))
                     piece = piece.chosen(~is_late)
                 if piece.steps.size:
                     timely.append(piece)
             elif piece.values and piece.values[0].plugin == GRAPH:
-                if self.graph is None or rank <= self.graph.rank:
-                    self.graph = RecordedGraph(rank, piece.values[0], piece.wall_time)
+                if self.graph is None or source.rank <= self.graph.rank:
+                    self.graph = RecordedGraph(source.rank, piece.values[0], piece.wall_time)
             elif has_place(piece):
-                self.reached[rank] = max(piece.step, reached)
+                self.reached[source] = max(piece.step, reached)
                 is_timely = piece.step >= reached and piece.step > self._front
                 (timely if is_timely else late).append(piece)
         for some, is_late_one in ((timely, False), (late, True)):
-            part = RankColumns.of(rank, self._number, some, self._tags) if some else None
+            part = self._part(source, some) if some else None
             if part is None:
                 continue
-            self._number += 1
             if len(self._tags) > len(self._is_sampled):
                 self._is_sampled = np.array([tag.startswith(SAMPLED) for tag in self._tags], np.bool_)
             # Samples of the system never hold a step back, and wait by themselves.
             sampled, rest = part.divided(self._is_sampled)
             if sampled is not None:
-                _keep(self._sampled, sampled, self.reached[rank])
+                _keep(self._sampled, sampled, self.reached[source])
             if rest is not None and is_late_one:
-                _keep(self._late, rest, self.reached[rank])
+                _keep(self._late, rest, self.reached[source])
             elif rest is not None:
-                self._steps.add(rest)
-                self._newest = max(self._newest, rest.high)
+                self._keep_timely(rest)
+
+    def _part(self, source: Source, pieces: Iterable[Piece]) -> RankColumns | None:
+        # Of a rank, what is in a later lane was recorded later; see `ended_ranks`.
+        number = (source.lane << _LANE) + self._number
+        self._number += 1
+        return RankColumns.of(source.rank, number, pieces, self._tags)
+
+    def _keep_timely(self, part: RankColumns) -> None:
+        self._steps.add(part)
+        self._newest = max(self._newest, part.high)
 
     def due(self, floor: float, strict_floor: float, now_s: float, wait_s: float) -> Due:
         """Take what is due.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from distsummary.aggregate.rank_directories import first_free_attempt
+from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.processes import is_alive
 from distsummary.rundir.attempts import (
     Registration,

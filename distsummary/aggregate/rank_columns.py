@@ -20,6 +20,7 @@ from distsummary.format.frames import read_frames
 from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS, Value, is_part
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the parts of the ranks overlap more
+_PLACE = 16  # scalars that take as much memory as the place of a bulk value
 GRAPH = "graph"
 _LEFT_OUT = frozenset((GRAPH, *LINEAGE_PLUGINS, *TENSORBOARD_PLUGINS))  # have no step, or are made again
 
@@ -32,6 +33,13 @@ def has_place(event: ReadEvent) -> bool:
     return any(value.plugin not in _LEFT_OUT for value in event.values)
 
 
+def room_of(piece: Piece) -> int:
+    """About how much memory the events of a piece take, in scalars; bulk values, which stay shortly, less."""
+    if isinstance(piece, ScalarColumns):
+        return int(piece.seqs.size + piece.numbers.size)
+    return 1 + len(piece.values) + (piece.end - piece.offset >> 6)
+
+
 class TagNumbers(dict[str, int]):
     """Tag -> its number; one that is asked for the first time gets the next one."""
 
@@ -39,17 +47,11 @@ class TagNumbers(dict[str, int]):
         number = self[tag] = len(self)
         return number
 
-    def add(self, tags: Iterable[str]) -> None:
-        """Give the tags that have none their numbers."""
-        for tag in tags:
-            self.setdefault(tag, len(self))
-
 
 class BulkPlace(NamedTuple):
     """Where a bulk value stands: the bytes `start` to `end` of a file are the frame of its event.
 
-    `number` is that of its part. `value` is the value itself, None if it is read when it is written; `room`
-    is what it takes in memory, in scalars.
+    `number` is that of its part. The value is read when it is written.
     """
 
     step: int
@@ -61,8 +63,6 @@ class BulkPlace(NamedTuple):
     plugin: str
     tag: str
     is_shard: bool
-    value: Value | None
-    room: int
 
 
 class RecordedGraph(NamedTuple):
@@ -100,13 +100,10 @@ class RankColumns(NamedTuple):
         number: int,
         pieces: Iterable[Piece],
         numbers: "TagNumbers",
-        kept_bytes: int = 0,
     ) -> "RankColumns | None":
         """The events of pieces that have a place in a merged run; None if there are none.
 
-        Args:
-            numbers: of the tags; new ones are added. kept_bytes: the bulk values of larger events are read
-                again.
+        `numbers`: of the tags; new ones are added.
         """
         columns: list[tuple[Array, ...]] = []
         bulk: list[BulkPlace] = []
@@ -128,7 +125,8 @@ class RankColumns(NamedTuple):
                         which.append(numbers[value.tag])
                         values.append(value.data)
                     elif value.plugin not in _LEFT_OUT:
-                        bulk.append(_place(rank, number, event, value, kept_bytes))
+                        place = event.step, rank, number, event.offset, event.end, event.file
+                        bulk.append(BulkPlace(*place, value.plugin, value.tag, is_part(value)))
                 # An event of which nothing is merged leaves no step either.
                 if len(values) > before or len(bulk) > bulk_before:
                     steps.append(event.step)
@@ -197,7 +195,7 @@ def _part(
     bulk: list[BulkPlace],
 ) -> RankColumns:
     low, high = (int(steps[0]),) * 2 if len(steps) == 1 else (int(steps.min()), int(steps.max()))
-    size = len(steps) + len(values) + sum(one.room for one in bulk)
+    size = len(steps) + len(values) + _PLACE * len(bulk)
     return RankColumns(rank, number, low, high, size, steps, times, which, value_steps, values, bulk)
 
 
@@ -205,15 +203,6 @@ def _columns_of(columns: ScalarColumns, numbers: TagNumbers) -> tuple[Array, ...
     which = np.array([numbers[tag] for tag in columns.tags], np.int64)[columns.tag_numbers]
     value_steps = np.repeat(columns.steps, columns.counts)
     return columns.steps, columns.wall_times, which, value_steps, columns.numbers
-
-
-def _place(rank: int, number: int, event: ReadEvent, value: Value, kept_bytes: int) -> BulkPlace:
-    length = event.end - event.offset
-    is_kept = length <= kept_bytes
-    place = rank, number, event.offset, event.end, event.file
-    room = 1 + (length // (8 * len(event.values)) if is_kept else 0)
-    kept = value if is_kept else None
-    return BulkPlace(event.step, *place, value.plugin, value.tag, is_part(value), kept, room)
 
 
 def _joined(arrays: Sequence[Array]) -> Array:
@@ -225,23 +214,12 @@ class ColumnBuffer:
 
     def __init__(self) -> None:
         self._parts: list[RankColumns] = []
+        self.size = 0  # how much there is, in scalars
 
     def add(self, part: RankColumns) -> None:
         """Keep a part."""
         self._parts.append(part)
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
-    @property
-    def size(self) -> int:
-        """How much there is, in scalars."""
-        return sum(part.size for part in self._parts)
-
-    @property
-    def low(self) -> float:
-        """The lowest step; inf if there is none."""
-        return min((part.low for part in self._parts), default=np.inf)
+        self.size += part.size
 
     def middle(self) -> int:
         """The middle one of the steps."""
@@ -256,6 +234,7 @@ class ColumnBuffer:
         due = [part for part in self._parts if part.low < floor]
         rest = [part for part in self._parts if part.low >= floor]
         self._parts = rest + _some(part.since(floor) for part in due)
+        self.size = sum(part.size for part in self._parts)
         due = sorted(_some(part.before(floor) for part in due), key=attrgetter("rank", "number"))
         if not due:
             return
@@ -337,13 +316,10 @@ def by_event(places: Iterable[BulkPlace]) -> Iterator[list[BulkPlace]]:
 
 
 def values_at(places: Sequence[BulkPlace]) -> list[Value]:
-    """The values at places of one event, which is read at most once.
+    """The values at places of one event.
 
     Raises DamagedFileError or OSError if the file no longer holds what it held.
     """
-    kept = [place.value for place in places if place.value is not None]
-    if len(kept) == len(places):
-        return kept
     file, start, end = places[0].file, places[0].start, places[0].end
     with open(file, "rb") as opened:
         opened.seek(start)

@@ -5,8 +5,10 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from distsummary.aggregate.rank_directories import first_free_attempt
 from distsummary.base.publish import file_system_time
+from distsummary.events.rank_stream import owner_of
+from distsummary.events.segments import segments
+from distsummary.format.records import DIALECTS
 from distsummary.rundir.admission import refuse_other_world, refuse_taken
 from distsummary.rundir.attempts import (
     ENDED,
@@ -132,3 +134,16 @@ class Registrar:
     def _keep(self, manifest: Manifest) -> Manifest:
         self._manifest = time.monotonic(), manifest
         return manifest
+
+
+def first_free_attempt(run_dir: RunDir, role: str) -> int:
+    """One more than the highest attempt in the event files of a role; 0 if there is none.
+
+    Needed for a run whose manifest was removed. Files of other programs have no attempts.
+    """
+    newest = -1
+    for directory in (run_dir.writer_dir(role, 0, 1), *run_dir.rank_dirs(role).values()):
+        for dialect in DIALECTS if directory.is_dir() else ():
+            owners = map(owner_of, segments(directory, dialect))
+            newest = max([newest, *(owner[1] for owner in owners if owner is not None and owner[0])])
+    return newest + 1

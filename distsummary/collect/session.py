@@ -141,9 +141,8 @@ class Session:
             role=topology.role,
             rank=topology.rank,
         )
-        on_written = None if self._is_past else self._coordinator.on_written
         self._writer, _ = open_writer(
-            spec, settings.record.collectors, on_written, ranks=topology.local_world_size, is_timed=True
+            spec, settings.record.collectors, ranks=topology.local_world_size, is_timed=True
         )
         self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
         self._files = Background(failures.health, raise_exception=spec.raise_exception)

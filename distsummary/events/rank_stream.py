@@ -57,6 +57,7 @@ class RankStream:
     Args:
         directory: where the files are; it may appear later.
         owner: the attempt to read; None: all of them, the ones in MindSpore's files first.
+        bulk: see `reader.read_pieces_of`.
         belongs: which files are looked at, by their path.
 
     Attributes:
@@ -69,12 +70,13 @@ class RankStream:
         directory: Path,
         owner: Owner | None = None,
         *,
+        bulk: bool = True,
         belongs: Callable[[Path], bool] = lambda path: True,
     ) -> None:
         self.directory = directory
         self.damage: list[Damage] = []
         self.is_at_end = False
-        self._owner, self._belongs = owner, belongs
+        self._owner, self._bulk, self._belongs = owner, bulk, belongs
         self._owners: dict[Path, Owner] = {}  # of the files
         self._seen = Seen()
         self._files: list[Path] = []
@@ -137,7 +139,8 @@ class RankStream:
                 # Nothing was added since: an incomplete event at its end is still incomplete.
                 if size <= max(start, self._sizes.get(file, 0)):
                     continue
-                for piece in read_pieces_of(file, mode, start=start, skipped=self.damage):
+                pieces = read_pieces_of(file, mode, start=start, skipped=self.damage, bulk=self._bulk)
+                for piece in pieces:
                     # `_ends` is set before the piece is given out: a caller who stops continues after it.
                     if isinstance(piece, ScalarColumns):
                         if piece.seqs.size > limit:

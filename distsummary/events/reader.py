@@ -129,15 +129,24 @@ def read_pieces_of(
     end: int | None = None,
     skipped: list[Damage] | None = None,
     max_payload: int = MAX_PAYLOAD,
+    bulk: bool = True,
 ) -> Iterator[Piece]:
-    """The same as `read_file`, but a long run of scalar events comes as one ScalarColumns."""
+    """The same as `read_file`, but a long run of scalar events comes as one ScalarColumns.
+
+    `bulk`: False: the data of other values than scalars, graphs and lineage may be None, which saves time.
+    """
     check_choice("mode", mode, MODES)
     check_int("start", start, low=0)
-    return _read_file(path, start, _Skipping(path, mode, skipped), max_payload, end)
+    return _read_file(path, start, _Skipping(path, mode, skipped), max_payload, end, bulk)
 
 
 def _read_file(
-    path: Path, start: int, skipping: "_Skipping", max_payload: int = MAX_PAYLOAD, end: int | None = None
+    path: Path,
+    start: int,
+    skipping: "_Skipping",
+    max_payload: int = MAX_PAYLOAD,
+    end: int | None = None,
+    bulk: bool = True,
 ) -> Iterator[Piece]:
     dialect = dialect_of(path)
     resync = skipping.mode != "strict"
@@ -153,7 +162,7 @@ def _read_file(
                 yield _new_event((*fields, path, piece.offset, piece.end))
                 continue
             try:
-                decoded = _decode(piece, dialect, path)
+                decoded = _decode(piece, dialect, path, bulk)
             except DamagedFileError as error:
                 skipping.skip(piece.offset, str(error))
                 continue
@@ -206,7 +215,7 @@ def decode_frame(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Even
     return _decode(frame, dialect, file)
 
 
-def _decode(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Event] | None:
+def _decode(frame: Frame, dialect: str, file: Path, bulk: bool = True) -> tuple[EventIds, Event] | None:
     if frame.damage is not None:
         raise DamagedFileError(frame.damage)
     decoder = _DECODERS[dialect]
@@ -215,7 +224,10 @@ def _decode(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Event] | 
     try:
         # Whatever numbers the file holds, decoding does not warn.
         with np.errstate(all="ignore"):
-            decoded = decoder.decode(frame.payload)
+            if bulk or dialect != MINDSPORE:
+                decoded = decoder.decode(frame.payload)
+            else:
+                decoded = mindspore_format.decode_event(frame.payload, bulk=False)
         if decoded is not None:
             refuse_bad_text(decoded[1].values)
         return decoded

@@ -36,6 +36,11 @@ DATA_TYPES = {
 # A bin: 0x0a | length of the rest | 0x09 | f64 left | 0x11 | f64 width | 0x18; the varint count follows
 _BUCKET = struct.Struct("<BBBdBdB")
 MAX_BUCKETS = 90  # per histogram; MindInsight drops a histogram that has more
+# The fields of values that take long to decode -> their plugins.
+_BULK_FIELDS = {
+    "tensor": "tensor", "histogram": "histogram", "image": "image", "loss_landscape": "landscape",
+    "text": "text", "audio": "audio", "pr_curve": "pr_curve", "norms": "norms",
+}  # fmt: skip
 _DTYPES = {number: np.dtype(name) for name, number in DATA_TYPES.items()}
 
 
@@ -184,10 +189,13 @@ def _set_point(point: summary_pb2.LossLandscape.Point, x: Array, y: Array, z: Ar
 # --- decoding
 
 
-def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
+def decode_event(payload: bytes, *, bulk: bool = True) -> tuple[EventIds, Event] | None:
     """The identity and values of a summary or graph event; None for a version or explanation record.
 
     A graph event has the step 0. Raises DamagedFileError.
+
+    Args:
+        bulk: False: the data of bulk values and norms, which take most of the time, are None.
     """
     try:
         message = summary_pb2.Event.FromString(payload)
@@ -197,17 +205,20 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
             return ids, Event(message.step, message.wall_time, [graph])
         if not message.HasField("summary"):
             return None
-        values = [decoded for value in message.summary.value if (decoded := _decode_value(value))]
+        values = [decoded for value in message.summary.value if (decoded := _decode_value(value, bulk))]
         return ids, Event(message.step, message.wall_time, values)
     except (DecodeError, ValueError) as error:
         raise DamagedFileError(f"not an event of MindSpore ({error})") from error
 
 
-def _decode_value(value: summary_pb2.Summary.Value) -> Value | None:
+def _decode_value(value: summary_pb2.Summary.Value, bulk: bool) -> Value | None:
     shard = None
     if value.HasField("shard"):
         shard = Shard(global_shape=tuple(value.shard.global_shape), offset=tuple(value.shard.offset))
-    match value.WhichOneof("value"):
+    kind = value.WhichOneof("value")
+    if not bulk and kind in _BULK_FIELDS:
+        return Value(_BULK_FIELDS[kind], value.tag, None, shard)
+    match kind:
         case "scalar_value":
             return Value("scalar", value.tag, value.scalar_value, shard)
         case "tensor":

@@ -263,8 +263,11 @@ def refuse_bad_text(values: Iterable[Value]) -> None:
     """
     try:
         for value in values:
-            texts: Iterable[str | bytes] = (value.data,) if value.plugin == "text" else ()
-            if value.plugin == "audio":
+            texts: Iterable[str | bytes] = ()
+            # Data that were not decoded are None.
+            if value.plugin == "text" and value.data is not None:
+                texts = (value.data,)
+            elif value.plugin == "audio" and value.data is not None:
                 texts = (value.data.content_type,)
             elif isinstance(value.data, Message):
                 texts = _texts_in(value.data)

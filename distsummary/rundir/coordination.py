@@ -24,7 +24,7 @@ import random
 import shlex
 from collections.abc import Callable, Mapping
 from math import gcd
-from typing import Any, Protocol
+from typing import Protocol
 
 from distsummary.base.publish import file_system_time
 from distsummary.errors import RunDirError
@@ -71,10 +71,6 @@ class Coordinator(Protocol):
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Report that an evaluation was added to the files of a training's attempt, without a new attempt."""
-
-    @property
-    def on_written(self) -> Callable[[Any], None] | None:
-        """Takes each `Batch` that this process has written, in the writer's thread; None: nothing does."""
 
 
 class LocalCoordinator:
@@ -208,8 +204,6 @@ class LocalCoordinator:
                 "the evaluation is not in the merged run yet; after the evaluation: distsummary merge %s",
                 shlex.quote(str(self.run_dir.base)),
             )
-
-    on_written = None  # the aggregator, if there is one, reads the files
 
 
 class _RankTakenError(RunDirError):

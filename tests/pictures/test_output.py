@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distsummary import LossGrid, Topology, merge_run
-from distsummary.aggregate.rank_directories import first_free_attempt
+from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.cli.fsck import fsck
 from distsummary.errors import DamagedFileError
 from distsummary.events.reader import ReadEvent, read_directory, read_file

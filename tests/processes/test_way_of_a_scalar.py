@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("way", "last", "most_files", "most_functions"),
     [
-        ("log", "events/files.py", 21, 75),  # three of the files pass it on to be judged
-        ("merge", "aggregate/live_files.py", 40, 300),
+        ("log", "events/files.py", 18, 70),
+        ("merge", "aggregate/step_files.py", 40, 300),
     ],
 )
 def test_a_scalar_passes_few_files_and_functions(way: str, last: str, most_files: int, most_functions: int):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 import distsummary as ds
 from distsummary.events import recorded
 from distsummary.rundir.run_dir import RunDir
-from tests.properties.test_rank_files import attempts, by_loop, written
+from tests.properties.test_ended_ranks import attempts, by_loop, written
 
 
 @given(attempts)

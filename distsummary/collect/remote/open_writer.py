@@ -11,8 +11,7 @@ from distsummary.base.publish import check_writable
 from distsummary.errors import InvalidValueError
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.spec import WriterSpec
-from distsummary.events.writer import RankWriter, Writer
-from distsummary.format.records import Batch
+from distsummary.events.writer import RankWriter
 from distsummary.rundir import topology as topologies
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,6 @@ def chosen_collectors(collectors: str | None, ranks: int) -> str:
 def open_writer(
     spec: WriterSpec,
     collectors: str | None,
-    on_written: Callable[[Batch], None] | None = None,
     *,
     ranks: int = 1,
     is_timed: bool = False,
@@ -60,7 +58,6 @@ def open_writer(
         one actor for all ranks of the node; "process": this process does. None: the environment variable
         DISTSUMMARY_COLLECTORS has one of these values, or it is "rank", and "node" with MANY ranks or more.
         Without Ray, this process does.
-    on_written: takes each batch that was written, or passed to the actor; must not raise.
     ranks: how many ranks this node has. is_timed: see AsyncWriter.
 
     Returns the writer, and a function that returns the newest file of a dialect, see `RankWriter.path`.
@@ -79,29 +76,11 @@ def open_writer(
             place = PROCESS
     if place == PROCESS:
         own = RankWriter(spec)
-        return AsyncWriter(_passing(own, on_written), spec, is_timed=is_timed), own.path
+        return AsyncWriter(own, spec, is_timed=is_timed), own.path
     from distsummary.collect.remote.actor_writer import RemoteWriter
 
     # The collector opens the files later; a directory that cannot be written is refused now.
     check_writable(Path(spec.directory))
     spec = replace(spec, interval_s=INTERVAL_S)
     remote = RemoteWriter(spec, scope=place)
-    return AsyncWriter(_passing(remote, on_written), spec, is_timed=is_timed), remote.path
-
-
-def _passing(writer: Writer, on_written: Callable[[Batch], None] | None) -> Writer:
-    return writer if on_written is None else PassingOn(writer, on_written)
-
-
-class PassingOn:
-    """A Writer that passes on, in this process, what the inner one has accepted."""
-
-    def __init__(self, inner: Writer, on_written: Callable[[Batch], None]) -> None:
-        self._inner, self._on_written = inner, on_written
-        self.start, self.flush, self.close = inner.start, inner.flush, inner.close
-        self.health, self.hurry, self.progress = inner.health, inner.hurry, inner.progress
-
-    def write(self, batch: Batch) -> None:
-        """As the inner one."""
-        self._inner.write(batch)
-        self._on_written(batch)
+    return AsyncWriter(remote, spec, is_timed=is_timed), remote.path

@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from distsummary import Topology
 from distsummary.aggregate.aggregator import Aggregator
-from distsummary.aggregate.rank_directories import first_free_attempt
+from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.publish import publish
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import RunDirError, StaleAttemptError

@@ -1,8 +1,9 @@
-"""A run of one rank: what its writer has written is judged in its own process; each fact is an alert."""
+"""A run of one rank: what its files hold is judged in its own process; each fact is an alert."""
 
 import math
 import time
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,35 +16,44 @@ from distsummary.collect import heartbeat
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.errors import DamagedFileError
 from distsummary.events.overhead import Overhead, OverheadFinding
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Scalars, Value
 from distsummary.format.scalar_rows import row_struct
 from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.deal import Heartbeat
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from tests.unit.collect.doubles import Model
 
-ALONE = Topology(rank=0, world_size=1)
-
 
 @pytest.fixture
 def lone(tmp_path):
-    """A rank that has joined its run; `finish` ends and judges it."""
+    """A rank that has joined its run and writes its files; `causes` ends and judges it."""
 
     class Lone(LoneRank):
         def __init__(self, path):
             self.run_dir = RunDir(path).create()
             super().__init__(LocalCoordinator(self.run_dir), self.run_dir)
-            self.attempt = self.register(ALONE).attempt
-            self.seq = 0
+            self.begin()
+
+        def begin(self):
+            self.place = Topology(rank=0, world_size=1)
+            joined = self.register(self.place)
+            self.attempt = joined.attempt
+            ids = {"run_id": joined.run_id, "attempt": joined.attempt}
+            self.writer = RankWriter(WriterSpec(directory=self.run_dir.base, **ids))
 
         def write(self, *events):
-            self.seq += len(events)
-            self.on_written(
-                Batch(run_id="0", attempt=self.attempt, rank=0, first_seq=self.seq, events=[*events])
-            )
+            ids = {"run_id": self.writer.spec.run_id, "attempt": self.attempt, "rank": 0}
+            self.writer.write(Batch(first_seq=self.writer.last_seq + 1, events=[*events], **ids))
 
         def causes(self, **health):
-            self.finish(ALONE, self.attempt, {"dropped": 0, **health})
+            self.writer.close()
+            self.finish(self.place, self.attempt, {"dropped": 0, **health})
+            return self.alerts()
+
+        def alerts(self):
             return [(one["cause"], one["since_step"]) for one in read_alerts(self.run_dir)]
 
     return Lone(tmp_path / "run")
@@ -139,19 +149,26 @@ def test_the_time_of_what_is_recorded_is_counted(tmp_path):
     assert spent == sorted({*spent})
 
 
-def test_a_million_numbers_that_are_finite_leave_two_rows_to_judge(lone, monkeypatch):
-    judged = []
+def test_each_heartbeat_judges_what_was_written_since_the_one_before(lone):
+    beat = partial(lone.beat, lone.place, lone.attempt, Heartbeat(1, "training", 0.1, None))
+    lone.write(rows(1, loss=[1.0] * 100, score=[1.0] * 100))
+    beat()
+    assert lone.alerts() == [STARTED]
+    histogram = Value("histogram", "weights", np.arange(9.0))
+    lone.write(Event(101, 0.0, [histogram, Value("scalar", "loss", NAN)]))
+    beat()
+    assert lone.alerts() == [STARTED, ("nan", 101)]
+    lone.write(rows(102, loss=[NAN], score=[NAN]))
+    assert lone.causes() == [STARTED, ("nan", 101), ("finished", 1)]
 
-    def add(self, rows, attempt):
-        judged.extend(rows.steps.tolist())
-        return []
 
-    monkeypatch.setattr("distsummary.aggregate.judging.Judging.add", add)
-    for part in range(10):
-        lone.write(rows(1 + 10_000 * part, **{f"tag{number}": [1.0] * 10_000 for number in range(10)}))
-    lone.write(rows(200_000, other=[1.0] * 10_000))
-    lone.causes()
-    assert judged == [1] * 10 + [200_000]
+def test_what_an_earlier_attempt_recorded_is_not_judged_again(lone):
+    lone.write(rows(1, loss=[1.0, NAN]))
+    lone.writer.close()
+    lone.begin()
+    lone.write(rows(1, loss=[1.0] * 5))
+    assert lone.attempt == 1
+    assert lone.causes() == [STARTED, ("finished", 0)]
 
 
 @pytest.mark.parametrize(

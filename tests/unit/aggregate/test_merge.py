@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from distsummary import Topology, merge_run
-from distsummary.aggregate import rank_columns, step_events
-from distsummary.aggregate import rank_directories as rank_files
+from distsummary.aggregate import ended_ranks, pending, rank_columns, receiver, step_events
 from distsummary.aggregate.charts import LAYOUT_TAG
+from distsummary.aggregate.ended_ranks import EndedRanks
 from distsummary.aggregate.merged_files import MERGED
-from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -35,9 +34,11 @@ from distsummary.format.records import (
     TENSORBOARD_PLUGINS,
     Event,
     Image,
+    Scalars,
     Shard,
     Value,
 )
+from distsummary.format.scalar_rows import row_struct
 from distsummary.rundir import run_dir as run_dir_module
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
@@ -297,9 +298,9 @@ def test_files_that_grow_while_they_are_merged_move_nothing(run):
     run.write(0, [histogram(1), histogram(2)], formats=(TENSORBOARD,))
     run.start()
     run.write(0, [histogram(3)])
-    ranks = RankDirectories(run.run_dir.rank_dirs())
+    ranks = EndedRanks(run.run_dir.rank_dirs())
     run.write(0, [histogram(4)])
-    assert [bulk.step for window in ranks.windows() for bulk in window.bulk] == [1, 2, 3]
+    assert [bulk.step for window in ranks.windows() for bulk in window.bulk] == [1, 2, 3, 4]
 
 
 def test_an_attempt_ends_where_any_later_one_starts():
@@ -732,14 +733,34 @@ def test_what_is_no_run_is_refused_with_its_path(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_merge_holds_a_window_of_the_steps_at_a_time(run, monkeypatch):
-    for name, size in {"_MIN_CHUNK": 8, "_MAX_CHUNK": 8, "_FEW": 1, "WINDOW": 32}.items():
-        monkeypatch.setattr(rank_files, name, size)
-    monkeypatch.setattr(rank_columns, "WINDOW", 32)
+def rows(steps, factor):
+    """A loss at each of so many steps, packed."""
+    packed = [row_struct(1).pack(1.0, step, factor * step) for step in range(steps)]
+    return Scalars(("loss",), b"".join(packed))
+
+
+@pytest.mark.parametrize("steps", [6_000, 12_000])
+def test_a_merge_holds_a_window_of_the_steps_at_a_time(run, monkeypatch, steps):
+    for module in (receiver, ended_ranks, rank_columns):
+        monkeypatch.setattr(module, "WINDOW", 1000)
+    held = []
+
+    class Buffer(rank_columns.ColumnBuffer):
+        def add(self, part):
+            super().add(part)
+            held.append(self.size)
+
+    monkeypatch.setattr(pending, "ColumnBuffer", Buffer)
     for rank in (0, 1):
-        run.write(rank, [scalar(step, loss=float(step)) for step in range(500)])
-    windows = [len(window.scalars.steps) for window in RankDirectories(run.run_dir.rank_dirs()).windows()]
-    assert sum(windows) == 1000
-    assert max(windows) <= 32 + 2 * 8
-    assert run.merge().steps == 500
-    assert run.points("loss") == [(step, float(step)) for step in range(500)]
+        # The first half of the steps is recorded again.
+        run.write(rank, [rows(steps, 1.0), rows(steps // 2, 2.0)])
+    windows = [*EndedRanks(run.run_dir.rank_dirs()).windows()]
+    assert sum(len(window.scalars.steps) for window in windows) == 2 * (steps + steps // 2)
+    assert max(len(window.scalars.steps) for window in windows) < 4000
+    assert max(held) < 20_000  # of 6 a step; each lane gives up to some thousands of them at a time
+    losses = np.concatenate([window.scalars.values for window in windows])
+    assert losses.max() == steps - 1
+    assert run.merge().steps == steps
+    merged = np.array(run.points("loss"))
+    assert merged[:, 0].tolist() == [*range(steps)]
+    assert (merged[:, 1] == merged[:, 0] * np.where(merged[:, 0] < steps // 2, 2, 1)).all()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distsummary.aggregate.pending import Due, PendingSteps
+from distsummary.aggregate.pending import Due, PendingSteps, Source
 from distsummary.aggregate.rank_columns import Window
 from distsummary.events.reader import ReadEvent
 from distsummary.events.scalar_columns import ScalarColumns
@@ -20,7 +20,9 @@ def event(rank: int, step: int, *values: Value, offset: int = 0) -> ReadEvent:
 
 
 def report(pending: PendingSteps, rank: int, step: int, **values: float) -> None:
-    pending.add(rank, [event(rank, step, *(Value("scalar", tag, data) for tag, data in values.items()))])
+    pending.add(
+        Source(rank), [event(rank, step, *(Value("scalar", tag, data) for tag, data in values.items()))]
+    )
 
 
 def columns(steps: list[int]) -> ScalarColumns:
@@ -62,8 +64,8 @@ def test_steps_are_due_in_rising_order_below_the_floor():
     assert found(due_below(pending, 6)) == ([3, 5], [], [])
     assert found(due_below(pending, 6)) == ([], [], [])
     assert found(due_below(pending, math.inf)) == ([7], [], [])
-    assert pending.is_empty
-    assert pending.reached == {3: 3, 5: 5, 7: 7}
+    assert pending.size == 0
+    assert pending.last_steps == {3: 3, 5: 5, 7: 7}
 
 
 def test_a_step_that_has_waited_long_enough_is_due_with_those_before_it():
@@ -94,10 +96,10 @@ def test_what_is_reported_of_an_older_step_waits_for_the_ranks_that_may_report_i
 
 def test_columns_are_divided_at_the_steps_that_a_rank_had_passed():
     pending = PendingSteps(0)
-    pending.add(0, [columns([1, 2, 5, 3, 5, 6])])
+    pending.add(Source(0), [columns([1, 2, 5, 3, 5, 6])])
     due = due_below(pending, 6)
     assert rows(due.steps[0]) == [("loss", 0, 1, 1.0), ("loss", 0, 2, 2.0), *[("loss", 0, 5, 5.0)] * 2]
-    pending.add(0, [columns([4, 7])])
+    pending.add(Source(0), [columns([4, 7])])
     assert found(due_below(pending, 7)) == ([6], [3], [])
     assert found(due_below(pending, 8)) == ([7], [4], [])
 
@@ -117,8 +119,8 @@ def test_the_lowest_rank_has_the_bulk_value_and_a_graph_has_no_step():
     shard = Shard(global_shape=(4,), offset=(2,))
     for rank, start in ((2, 1), (1, 2), (1, 3), (5, 4)):
         values = Value("text", "note", "hi"), Value("histogram", "weight", None, shard)
-        pending.add(rank, [event(rank, 7, *values, offset=start)])
-        pending.add(rank, [event(rank, 0, Value("graph", "net", f"{rank} at {start}"))])
+        pending.add(Source(rank), [event(rank, 7, *values, offset=start)])
+        pending.add(Source(rank), [event(rank, 0, Value("graph", "net", f"{rank} at {start}"))])
     due = due_below(pending, 8)
     assert found(due) == ([7], [], [])
     assert [(one.tag, one.rank, one.start) for one in due.steps[0].bulk if not one.is_shard] == [

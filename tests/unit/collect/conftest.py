@@ -15,7 +15,7 @@ def writers(monkeypatch):
     """What the collectors of a test wrote, in place of the files, by rank."""
     opened = Writers()
 
-    def open_writer(spec, collectors, on_written, *, ranks, is_timed):
+    def open_writer(spec, collectors, *, ranks, is_timed):
         opened[spec.rank] = opened.kind()
         opened[spec.rank].spec = spec
         return opened[spec.rank], None

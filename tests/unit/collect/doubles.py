@@ -72,8 +72,6 @@ class ListCoordinator:
     def finish(self, topology, attempt, health):
         self.finished.append((topology.rank, attempt, health))
 
-    on_written = None
-
 
 class Model:
     """Six parameters of one, two ... six elements."""

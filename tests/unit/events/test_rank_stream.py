@@ -3,15 +3,18 @@
 import errno
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from distsummary.events import rank_stream as module
 from distsummary.events.rank_stream import RankStream, owner_of
+from distsummary.events.reader import ReadEvent
 from distsummary.events.reader import events_of as events_in
 from distsummary.events.segments import segments
 from distsummary.events.spec import Limits, WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Value
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Batch, Event, Shard, Value
+from tests.event_files import write_events
 
 RUN = "00000000000000aa"
 
@@ -113,3 +116,18 @@ def test_a_file_without_an_intact_record_has_no_owner_yet(tmp_path):
     path.write_bytes(b"")
     assert owner_of(path) is None
     assert steps_in(RankStream(tmp_path, (RUN, 0))) == []
+
+
+def test_bulk_values_that_are_not_wanted_have_no_data(tmp_path):
+    shard = Shard(global_shape=(4,), offset=(2,))
+    values = [
+        Value("scalar", "loss", 1.0),
+        Value("tensor", "weight", np.zeros(2, np.float32), shard),
+        Value("text", "note", "long"),
+        Value("histogram", "counts", np.arange(9.0)),
+    ]
+    write_events(tmp_path, [Event(1, 100.0, values)], run_id=RUN)
+    [(_, event)] = RankStream(tmp_path, (RUN, 0), bulk=False).read()
+    assert isinstance(event, ReadEvent)
+    assert event.values[0] == values[0]
+    assert event.values[1:] == [value._replace(data=None) for value in values[1:]]

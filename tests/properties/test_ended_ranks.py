@@ -8,10 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distsummary.aggregate import rank_columns
-from distsummary.aggregate import rank_directories as rank_files
+from distsummary.aggregate import ended_ranks, rank_columns, receiver
+from distsummary.aggregate.ended_ranks import EndedRanks
 from distsummary.aggregate.rank_columns import by_event, values_at
-from distsummary.aggregate.rank_directories import RankDirectories
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD, Event, Value
 from tests.event_files import write_events
 
@@ -75,14 +74,22 @@ def by_loop(reported):
     return steps, len(reported) - len(kept), last
 
 
-@given(attempts, st.integers(1, 5), st.sampled_from([1, 4, 1 << 18]), st.sampled_from([0, 1 << 16]))
-@settings(max_examples=40)
-def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, chunk, window, kept):
+@given(
+    attempts,
+    st.integers(1, 5),
+    st.sampled_from([1, 4, 1 << 18]),
+    st.integers(1, 4),
+)
+@settings(max_examples=60)
+def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, room, window, lanes):
     with tempfile.TemporaryDirectory() as name:
         directories, reported = written(Path(name), recorded)
-        sizes = {"_MIN_CHUNK": 1, "_MAX_CHUNK": chunk, "_FEW": 1, "WINDOW": window, "_KEPT_BYTES": kept}
-        with mock.patch.multiple(rank_files, **sizes), mock.patch.object(rank_columns, "WINDOW", window):
-            ranks = RankDirectories(directories)
+        with (
+            mock.patch.multiple(receiver, LEAST_ROOM=room, WINDOW=window),
+            mock.patch.multiple(ended_ranks, MOST_LANES=lanes, WINDOW=window),
+            mock.patch.object(rank_columns, "WINDOW", window),
+        ):
+            ranks = EndedRanks(directories)
             found = {}
             for part in ranks.windows():
                 scalars = part.scalars

@@ -1,20 +1,18 @@
-"""The merged files of an attempt that still runs: appended, never replaced, each tag once at a step."""
+"""StepFiles: the steps of a merged run on their way to its files, each tag once at a step."""
 
 import math
 from array import array
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from distsummary.aggregate.merged_files import MERGED, is_merged
+from distsummary.aggregate.earlier_merge import EarlierMerge
+from distsummary.aggregate.merged_files import StagedWriter, is_merged
 from distsummary.aggregate.step_events import step_events
-from distsummary.events.files import Files
 from distsummary.events.reader import read_directory, read_last_seq
-from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.norm_totals import with_scalars
 from distsummary.format.records import (
@@ -22,6 +20,7 @@ from distsummary.format.records import (
     DIALECTS,
     MAX_TAG_BYTES,
     MINDSPORE,
+    RANKS_TAG,
     TENSORBOARD,
     Batch,
     Event,
@@ -29,6 +28,9 @@ from distsummary.format.records import (
     Value,
 )
 from distsummary.format.scalar_rows import joined
+
+Key: TypeAlias = tuple[str, str]  # plugin and tag
+Values: TypeAlias = Callable[[], Iterable[Value]]
 
 MAX_QUEUED = 20_000  # steps that wait for a disk that takes nothing; then the oldest ones are left out
 _BATCH_VALUES = 20_000  # scalars that are written at once
@@ -38,7 +40,8 @@ class _Entry(NamedTuple):
     step: int
     wall_s: float
     scalars: list[Value]
-    read: Callable[[], Iterable[Value]] | None  # gives the bulk values
+    read: Values | None  # gives the bulk values
+    is_complete: bool
 
 
 class _Points:
@@ -63,62 +66,49 @@ class _Points:
         return held == given or (math.isnan(held) and math.isnan(given))
 
 
-class LiveFiles:
-    """Appends the merged values of one attempt to the files of a directory, in both dialects.
+class StepFiles:
+    """Gives the merged values of steps to a writer: one that appends, or one that writes aside.
 
     After a restart, what the files hold already is not written again: the caller may give everything from
     the first step on. A file without its newest events, because the process died between the two
     dialects, gets them first.
 
     Args:
-        directory: the run dir, or its directory for the role eval.
-        run_id, attempt: the identity of the events.
-        files: the file operations to use; None means the real ones. Tests pass a test double.
-        begun: the time in the first record of each file, as in `WriterSpec`.
+        writer: writes the events. If it is a RankWriter and cannot write for long, steps are left out.
+        earlier: notes on how many ranks each step stands; None: nothing does.
 
     Attributes:
+        steps: how many complete steps the files have, or have got.
         differing: how many of the given values the files do not have, although they hold the tag at a later
             step, or hold with another number.
         last_step, last_s: the highest step that was written or is about to be, and the latest wall time.
         has_graph: whether a graph was written.
         left_out: how many steps were left out because the disk took nothing for long.
-
-    Raises RunDirError if the directory cannot be made or written.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        run_id: str,
-        attempt: int,
-        files: Files | None = None,
-        *,
-        begun: float | None = None,
-    ) -> None:
-        self.differing = 0
+    def __init__(self, writer: RankWriter | StagedWriter, earlier: EarlierMerge | None = None) -> None:
+        self.steps = self.differing = self.left_out = 0
         # TensorBoard sorts runs by their first wall time: without a step, that is when the run began.
-        self.last_step, self.last_s = 0, begun or 0.0
+        self.last_step, self.last_s = 0, writer.spec.begun or 0.0
         self.has_graph = False
-        self.left_out = 0
-        self._directory = directory
-        self._owner = (run_id, attempt)
-        self._written: dict[tuple[str, str], int] = {}  # plugin, tag -> last step in the files
-        self._points: dict[tuple[str, str], _Points] = defaultdict(_Points)  # of these steps
+        self._earlier = earlier
+        self._written: dict[Key, int] = {}  # plugin, tag -> last step in the files
+        self._points: dict[Key, _Points] = defaultdict(_Points)  # of these steps
         self._queue: deque[_Entry] = deque()
         # The writer has this batch and may have written a part of it: after an error it gets it again.
         self._batch: Batch | None = None
-        spec = WriterSpec(directory=directory, run_id=run_id, attempt=attempt, begun=begun, source=MERGED)
-        self._writer = RankWriter(spec, files)
-        if self._writer.last_seq:
-            self._read_back()
+        self._writer = writer
+        if isinstance(writer, RankWriter) and writer.last_seq:
+            self._read_back(writer)
 
-    def _read_back(self) -> None:
+    def _read_back(self, writer: RankWriter) -> None:
         """Find out what the files hold, and give TensorBoard's file what only MindSpore's has."""
+        owner = writer.spec.run_id, writer.spec.attempt
         # The last process may have died after it wrote events to MindSpore's file, and before TensorBoard's.
-        last_seq = read_last_seq(self._directory, TENSORBOARD, *self._owner)
+        last_seq = read_last_seq(writer.directory, TENSORBOARD, *owner)
         for dialect in DIALECTS:
-            for event in read_directory(self._directory, dialect, "skip", skipped=[]):
-                if (event.run_id, event.attempt) != self._owner or not is_merged(event.file):
+            for event in read_directory(writer.directory, dialect, "skip", skipped=[]):
+                if (event.run_id, event.attempt) != owner or not is_merged(event.file):
                     continue
                 self._note(event.step, event.wall_time, event.values)
                 for value in event.values:
@@ -128,7 +118,7 @@ class LiveFiles:
                         self._points[value.plugin, value.tag].add(event.step, number)
                 if dialect == MINDSPORE and event.seq > last_seq:
                     missing = Event(event.step, event.wall_time, event.values)
-                    self._writer.write(self._batch_of([missing], event.seq))
+                    writer.write(self._batch_of([missing], event.seq))
 
     def _note(self, step: int, wall_s: float, values: Iterable[Value]) -> None:
         self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
@@ -137,15 +127,15 @@ class LiveFiles:
             self._written[key] = max(step, self._written.get(key, step))
 
     def _batch_of(self, events: Sequence[Event | Scalars], first_seq: int) -> Batch:
-        run_id, attempt = self._owner
-        return Batch(run_id=run_id, attempt=attempt, rank=0, first_seq=first_seq, events=events)
+        spec = self._writer.spec
+        return Batch(run_id=spec.run_id, attempt=spec.attempt, rank=0, first_seq=first_seq, events=events)
 
-    def has(self, key: tuple[str, str], step: int) -> bool:
+    def has(self, key: Key, step: int) -> bool:
         """Whether the files held a plugin's tag at this step, or at a later one, when they were opened."""
         known = self._written.get(key)
         return known is not None and known >= step
 
-    def holds(self, key: tuple[str, str], step: int, number: float = 0.0) -> bool:
+    def holds(self, key: Key, step: int, number: float = 0.0) -> bool:
         """As `has`; counts a value that differs. `number`: of a scalar."""
         if not self.has(key, step):
             return False
@@ -153,17 +143,25 @@ class LiveFiles:
         return True
 
     @property
-    def spared(self) -> int:
-        """How many bulk values were not written, since the disk was nearly full or they were too large."""
-        return sum(self._writer.health().dropped.get(plugin, 0) for plugin in BULK_PLUGINS)
+    def missing(self) -> int:
+        """How many values make these files differ from a merge of the rank files, by what happened here.
+
+        Also bulk values are among them that were not written, as the disk was nearly full or they were too
+        large; of steps that were left out, each counts once.
+        """
+        dropped = self._writer.health().dropped if isinstance(self._writer, RankWriter) else {}
+        spared = sum(dropped.get(plugin, 0) for plugin in BULK_PLUGINS)
+        return self.left_out + self.differing + spared
 
     def put(
         self,
         step: int,
         wall_s: float,
         values: Sequence[Value],
-        read: Callable[[], Iterable[Value]] | None = None,
-    ) -> bool:
+        read: Values | None = None,
+        *,
+        is_complete: bool = False,
+    ) -> None:
         """Queue values of one step, without those that the files had from the beginning; see `flush`.
 
         Args:
@@ -171,23 +169,27 @@ class LiveFiles:
             wall_s: seconds since the epoch.
             values: are written as they are.
             read: gives more values, when they are about to be written.
-
-        Returns whether the files have or get values, as far as that is known.
+            is_complete: whether these are all scalars of the step, which then counts.
         """
-        new = []
+        new, is_held = [], False
         for value in values:
             # Such as <tag>/argmax_rank of a long tag: the writer would refuse it at each step.
             if len(value.tag) > MAX_TAG_BYTES // 4 and len(value.tag.encode()) > MAX_TAG_BYTES:
                 continue
-            if value.plugin != "scalar" or not self.holds(("scalar", value.tag), step, value.data):
+            if value.plugin == "scalar" and self.holds(("scalar", value.tag), step, value.data):
+                is_held = True
+            else:
                 new.append(value)
+            if self._earlier is not None and value.tag == RANKS_TAG and value.plugin == "scalar":
+                self._earlier.note(step, int(value.data))
+        self.steps += is_complete and is_held
         if not new and read is None:
-            return bool(values)
-        if len(self._queue) >= MAX_QUEUED:
+            return
+        # A merge of ranks that have ended must be whole: it is flushed after each window.
+        if len(self._queue) >= MAX_QUEUED and isinstance(self._writer, RankWriter):
             self._queue.popleft()
             self.left_out += 1
-        self._queue.append(_Entry(step, wall_s, new, read))
-        return True
+        self._queue.append(_Entry(step, wall_s, new, read, is_complete and not is_held))
 
     def flush(self) -> None:
         """Write what is queued; after an OSError, it stays queued, and the call may be repeated."""
@@ -205,7 +207,7 @@ class LiveFiles:
         """The events of the next steps; of one step if it has bulk values, to hold few of them in memory."""
         room = _BATCH_VALUES
         while self._queue and room > 0:
-            step, wall_s, scalars, read = self._queue[0]
+            step, wall_s, scalars, read, is_complete = self._queue[0]
             # A step with bulk values gets a batch of its own.
             if read is not None and room < _BATCH_VALUES:
                 return
@@ -216,6 +218,7 @@ class LiveFiles:
             self._queue.popleft()
             room -= _BATCH_VALUES if read is not None else len(scalars)
             if events:
+                self.steps += is_complete
                 self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
             yield from events
 
