@@ -16,11 +16,10 @@ from distsummary.aggregate.stuck_ranks import StuckRanks
 from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.growth import GROWING_TAGS
-from distsummary.diagnosis.loader import DATA_TAG, STEP_TAG
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sick import LOSSES
-from distsummary.format.check_tags import LAG, NONFINITE_TAGS
 from distsummary.format.encode import finish_value
+from distsummary.format.own_tags import DATA_WAIT_MS, LAG, NONFINITE_TAGS, STEP_MS
 from distsummary.format.records import Batch, Scalars, Value
 from distsummary.format.scalar_rows import row_dtype, row_struct
 from distsummary.rundir.attempts import Registration
@@ -40,7 +39,7 @@ STOP_S = 5.0  # the end waits so long for a judgement that hangs, as on a disk t
 MOST_ENTRIES = 1 << 15  # that wait for a heartbeat; beyond it, the oldest are not judged
 MOST_SETS = 1 << 10  # sets of tags whose sieves are kept
 JUDGED = frozenset((*NONFINITE_TAGS.values(), *(tag + LAG for tag in NONFINITE_TAGS.values()), *GROWING_TAGS))
-TIMES = DATA_TAG, STEP_TAG  # judged at every step
+TIMES = DATA_WAIT_MS, STEP_MS  # judged at every step
 
 
 class LoneRank:

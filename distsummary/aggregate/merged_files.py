@@ -23,17 +23,8 @@ from distsummary.format.encode import Refusal, encode_event
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
 from distsummary.format.norm_totals import with_scalars
-from distsummary.format.records import (
-    DIALECTS,
-    HPARAMS,
-    MINDSPORE,
-    RANKS_TAG,
-    TENSORBOARD,
-    Event,
-    EventIds,
-    Value,
-)
-from distsummary.rundir.run_text import TAG
+from distsummary.format.own_tags import RANKS_TAG, RUN_TEXT
+from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Event, EventIds, Value
 
 MERGED = "merged"  # takes the place of the rank in the names of merged files
 _LINEAGE = "lineage"
@@ -56,7 +47,7 @@ def holds_steps(directory: Path) -> bool:
     merged = [path for dialect in DIALECTS for path in segments(directory, dialect) if is_merged(path)]
     return any(
         # The merge itself writes the settings and the text of the run.
-        value.plugin != HPARAMS and value.tag != TAG
+        value.plugin != HPARAMS and value.tag != RUN_TEXT
         for path in merged
         for event in read_file(path, "skip", skipped=[])
         for value in event.values

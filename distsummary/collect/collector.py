@@ -22,6 +22,7 @@ from distsummary.collect.schedule import Schedule
 from distsummary.collect.session import Past, Session, find_past
 from distsummary.collect.watcher import OUTSIDE, LoopPlace
 from distsummary.errors import ClosedError, InvalidValueError
+from distsummary.format.own_tags import is_own
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
@@ -38,7 +39,6 @@ from distsummary.training.callbacks import (
     is_sink,
     step_of,
 )
-from distsummary.training.recorder import TIMES
 from distsummary.training.step_context import StepContext
 from distsummary.training.timing.phases import CHECKPOINT, EVALUATION
 
@@ -327,7 +327,7 @@ class CollectorCallback(Callback):
     def _drop_given(self, params: CallbackParams) -> None:
         """Count the values of a step that could not be recorded as dropped."""
         lost = Counter(value.plugin for value in self._step.values)
-        lost["scalar"] += sum(not tag.startswith(TIMES) for tag in self._step.logged)
+        lost["scalar"] += sum(not is_own(tag) for tag in self._step.logged)
         self._failures.drop(lost)
 
     @door(_drop_given)

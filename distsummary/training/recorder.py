@@ -7,12 +7,12 @@ from typing import Protocol
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
 from distsummary.events.overhead import Overhead
+from distsummary.format.own_tags import is_own
 from distsummary.format.records import Value
 
 NOT_RECORDED = (
     "no callback records values, so they are dropped; use ds.init or callbacks=[ds.SummaryCollector(...)]"
 )
-TIMES = "perf/"  # how the tags of times that a Run measures begin
 
 
 class Recorder(Protocol):
@@ -67,6 +67,6 @@ class NoRecorder:
 
     def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Count the numbers that the user gave (not the times of the step) as dropped."""
-        count = sum(not tag.startswith(TIMES) for tag in numbers)
+        count = sum(not is_own(tag) for tag in numbers)
         if count:
             self._failures.count(NOT_RECORDED, dropped={"scalar": count})

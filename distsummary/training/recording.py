@@ -19,12 +19,13 @@ from distsummary.base.guard import Guard, check, door, passes
 from distsummary.base.health import Health
 from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
+from distsummary.format.own_tags import is_own
 from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, RECORDED_AS, Value
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
 from distsummary.training.forks import FORKED, Forks, register_for_forks
 from distsummary.training.given import Given
-from distsummary.training.recorder import NOT_RECORDED, TIMES, NoRecorder, Recorder
+from distsummary.training.recorder import NOT_RECORDED, NoRecorder, Recorder
 from distsummary.training.step_context import StepContext
 from distsummary.training.values import Scalar, check_named, check_tag, scalar
 
@@ -579,7 +580,7 @@ class Recording(abc.ABC):
         if ended is not None:
             counts = Counter(value.plugin for value in ended[1])
             # The times that the run adds to a step are no values of the user's.
-            counts["scalar"] += sum(not tag.startswith(TIMES) for tag in ended[0])
+            counts["scalar"] += sum(not is_own(tag) for tag in ended[0])
             self._failures().drop(counts)
 
     @door(_drop_ended)
