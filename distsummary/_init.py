@@ -94,7 +94,7 @@ def init(
             begin with a match of this regular expression, such as ".*" (all), "conv" or ".*bias", at step 1
             and every `collect_freq` steps. False: none. Counting takes about 5 ms of CPU for a million
             elements; `Record.max_histograms` limits their number.
-        gradients: which parameters get histograms of their gradients, as `<name>/gradient`: as for
+        gradients: which parameters get histograms of their gradients, as `zz_gradient/<name>`: as for
             `histograms`, and at the same steps. They are the gradients that the optimizer uses: accumulated,
             unscaled and clipped, if the loop does that. Needs a torch model.
         tensors: which parameters are recorded whole, as for `histograms`, at about 20 steps or every
@@ -110,7 +110,7 @@ def init(
             it costs less than 0.3 % of a rank's time. n: at every n-th step. False: never, nor are batches
             compared. See docs/ranks.md.
         collect_freq: steps between records of the learning rate, histograms and images, >= 1.
-        system_metrics: every 10 s, record what the process, its node and its GPU use, as `system/...`.
+        system_metrics: every 10 s, record what the process, its node and its GPU use, as `zz_system/...`.
         record: what else is recorded, and how it is written; see `ds.Record`.
         diagnose: which alerts are printed and passed on; see `ds.Diagnose`.
         on_alert: what rank 0 does with an alert, such as that a rank is slow, stuck or sick: a function that

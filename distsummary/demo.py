@@ -19,6 +19,7 @@ import distsummary as ds
 from distsummary.base.checks import check_int
 from distsummary.base.extras import extra, require
 from distsummary.errors import DistSummaryError
+from distsummary.format.own_tags import STEP_MS
 from distsummary.landscapes.run.progress import progress_callback
 from distsummary.launching.actor_listing import actor_lines
 from distsummary.launching.launcher import connected
@@ -206,7 +207,7 @@ def _indented(texts: list[str]) -> list[str]:
 
 def step_times(run_dir: RunDir) -> dict[int, float]:
     """Rank -> the median duration (ms) of a step in the newest attempt, read from the rank's files."""
-    table = ds.open_run(run_dir).scalars("perf/step_ms")
+    table = ds.open_run(run_dir).scalars(STEP_MS)
     # Rows of earlier attempts get the rank -1, which is left out below.
     ranks = np.where(table["attempt"] == table["attempt"].max(), table["rank"], -1)
     return {

@@ -87,12 +87,12 @@ class Ours:
 
     def step1(self, step: int, x: float) -> None:
         """As many new scalars as a step of `run.steps` with one value."""
-        self.record.scalars(step, {"loss": x, "perf/step_ms": x, "perf/data_wait_ms": x})
+        self.record.scalars(step, {"loss": x, "zz_perf/step_ms": x, "zz_perf/data_wait_ms": x})
 
     def step10(self, step: int, x: float) -> None:
         """As many new scalars as a step of `run.steps` with ten values."""
         self.record.scalars(step, {"loss": x, "lr": x, "a": x, "b": x, "c": x, "d": x, "e": x, "f": x, "g": x,
-                                   "h": x, "perf/step_ms": x, "perf/data_wait_ms": x})  # fmt: skip
+                                   "h": x, "zz_perf/step_ms": x, "zz_perf/data_wait_ms": x})  # fmt: skip
 
     def histogram(self, step: int, data: np.ndarray) -> None:
         """One histogram of a step."""

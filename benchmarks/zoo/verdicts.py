@@ -124,7 +124,7 @@ def first_late(run_dir: str, episode: Episode) -> int:
 
     The one after the episode, if there is none: then its fault reached no step.
     """
-    steps, ranks, waits = ds.open_run(run_dir).matrix("perf/data_wait_ms")
+    steps, ranks, waits = ds.open_run(run_dir).matrix("zz_perf/data_wait_ms")
     is_mine = ranks == episode["rank"]
     is_late = waits[:, is_mine][:, 0] - np.nanmedian(waits[:, ~is_mine], axis=1) >= 0.5 * episode["ms"]
     for place in np.flatnonzero((steps >= episode["start"]) & (steps < episode["end"]) & is_late):

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.format.norm_totals import norm_totals
-from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.norms import COLUMNS, ParameterNorms, ParameterTable
+from distsummary.format.own_tags import NORMS_TAG
 from distsummary.format.records import NORMS, Value
 
 Ints = NDArray[np.int64]

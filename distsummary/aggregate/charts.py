@@ -2,16 +2,17 @@
 
 from collections.abc import Set as AbstractSet
 
+from distsummary.format.own_tags import OF_RANKS, PERF_TAGS, RANKS_TAG, SYSTEM_TAGS, statistics_of
 from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Category, Chart, Layout, MarginChartContent
-from distsummary.format.records import CUSTOM_SCALARS, RANKS_TAG, Value
+from distsummary.format.records import CUSTOM_SCALARS, Value
 
 LAYOUT_TAG = "custom_scalars__config__"
 _OTHER = "other"
 # Title, and the first parts of the tags in the category; in the order of the page.
 _CATEGORIES = (
-    ("loss and learning rate", ("loss", "lr", "learning_rate")),
-    ("perf", ("perf",)),
-    ("system", ("system",)),
+    ("loss and learning rate", ("loss/", "lr/", "learning_rate/")),
+    ("perf", (PERF_TAGS, OF_RANKS)),
+    ("system", (SYSTEM_TAGS,)),
 )
 
 
@@ -23,16 +24,19 @@ def charts(statistics: AbstractSet[str]) -> Value | None:
     each run that has some of them but not all; so it has only series that the merged run alone has.
 
     Args:
-        statistics: the tags that the merge made. A tag with `<tag>/min`, `<tag>/median` and `<tag>/max` gets
-            a band, and a chart of its `<tag>/argmax_rank` if it exists; `perf/ranks` gets a chart.
+        statistics: the tags that the merge made. A tag with a min, a median and a max gets a band, and a
+            chart of its argmax_rank if it exists; RANKS_TAG gets a chart.
     """
     by_title: dict[str, list[Chart]] = {title: [] for title in (*dict(_CATEGORIES), _OTHER)}
-    maxima = (name.removesuffix("/max") for name in sorted(statistics) if name.endswith("/max"))
-    for tag in (tag for tag in maxima if {f"{tag}/min", f"{tag}/median"} <= statistics):
+    for name in sorted(statistics):
+        tag = name.removeprefix(OF_RANKS).removesuffix("/max")
+        low, middle, high, worst = statistics_of(tag)
+        if name != high or not {low, middle} <= statistics:
+            continue
         found = by_title[_title(tag)]
-        found.append(_chart(f"{tag}: median, min to max", f"{tag}/median", f"{tag}/min", f"{tag}/max"))
-        if (argmax := f"{tag}/argmax_rank") in statistics:
-            found.append(_chart(f"{tag}: rank of the max", argmax, argmax, argmax))
+        found.append(_chart(f"{tag}: median, min to max", middle, low, high))
+        if worst in statistics:
+            found.append(_chart(f"{tag}: rank of the max", worst, worst, worst))
     if RANKS_TAG in statistics:
         title = f"{RANKS_TAG}: on how many ranks a step stands"
         by_title[_title(RANKS_TAG)].append(_chart(title, RANKS_TAG, RANKS_TAG, RANKS_TAG))
@@ -48,5 +52,5 @@ def _chart(title: str, value: str, lower: str, upper: str) -> Chart:
 
 def _title(tag: str) -> str:
     """The title of the category for a tag."""
-    root = tag.partition("/")[0]
-    return next((title for title, roots in _CATEGORIES if root in roots), _OTHER)
+    first = f"{tag.partition('/')[0]}/"
+    return next((title for title, firsts in _CATEGORIES if first in firsts), _OTHER)

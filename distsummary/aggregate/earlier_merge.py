@@ -9,7 +9,8 @@ from distsummary.aggregate.statistics import Floats, Ints
 from distsummary.events.reader import read_once
 from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.events.segments import segments
-from distsummary.format.records import MINDSPORE, RANKS_TAG
+from distsummary.format.own_tags import RANKS_TAG
+from distsummary.format.records import MINDSPORE
 
 
 class EarlierMerge:

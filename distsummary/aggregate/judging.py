@@ -11,11 +11,10 @@ from distsummary.diagnosis.cost import Costs, joined, step_times
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import SLOW, Verdict
-from distsummary.format.records import ALERT_TAGS, Value
+from distsummary.format.own_tags import ALERT_RANK, ALERT_TEXT
+from distsummary.format.records import Value
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
-
-TEXT_TAG, RANK_TAG = ALERT_TAGS
 
 
 class Judging:
@@ -137,8 +136,8 @@ def alert_values(changed: Iterable[Verdict], least: int = 0) -> Mapping[int, lis
             reported.setdefault(max(least, verdict.reported_step), []).append(verdict)
     return {
         step: [
-            Value("text", TEXT_TAG, "\n\n".join(sentence(verdict) for verdict in verdicts)),
-            Value("scalar", RANK_TAG, float(verdicts[0].rank)),
+            Value("text", ALERT_TEXT, "\n\n".join(sentence(verdict) for verdict in verdicts)),
+            Value("scalar", ALERT_RANK, float(verdicts[0].rank)),
         ]
         for step, verdicts in reported.items()
     }

@@ -28,7 +28,8 @@ from distsummary.events.reader import Damage
 from distsummary.events.segments import lineage_files, segments
 from distsummary.events.spec import WriterSpec
 from distsummary.format.encode import Refusal
-from distsummary.format.records import DIALECTS, MINDSPORE, RANKS_TAG, TENSORBOARD
+from distsummary.format.own_tags import RANKS_TAG
+from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD
 from distsummary.rundir.attempts import awaited_aggregator, newest_attempt
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import Manifest, RunDir

@@ -20,8 +20,8 @@ from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import EventEncoder, Refusal
 from distsummary.format.frames import frame
 from distsummary.format.lineage import Lineage, encode_lineage
+from distsummary.format.own_tags import RUN_TEXT
 from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD, Batch, EventIds
-from distsummary.rundir.run_text import TAG
 
 MERGED = "merged"  # takes the place of the rank in the names of merged files
 _LINEAGE = "lineage"
@@ -44,7 +44,7 @@ def holds_steps(directory: Path) -> bool:
     merged = [path for dialect in DIALECTS for path in segments(directory, dialect) if is_merged(path)]
     return any(
         # The merge itself writes the settings and the text of the run.
-        value.plugin != HPARAMS and value.tag != TAG
+        value.plugin != HPARAMS and value.tag != RUN_TEXT
         for path in merged
         for event in read_file(path, "skip", skipped=[])
         for value in event.values

@@ -21,7 +21,8 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError
 from distsummary.events.reader import Damage
 from distsummary.events.shards import AddedShards
-from distsummary.format.records import CUSTOM_SCALARS, MAX_TAG_BYTES, NORMS, RANKS_TAG, Value
+from distsummary.format.own_tags import RANKS_TAG
+from distsummary.format.records import CUSTOM_SCALARS, MAX_TAG_BYTES, NORMS, Value
 
 _NEVER = np.iinfo(np.int64).min  # as a step
 _ADDED = ("histogram", NORMS)  # of which the parts of ranks are put together

@@ -20,9 +20,9 @@ from distsummary.aggregate.rank_columns import (
     has_place,
     window_of,
 )
-from distsummary.aggregate.statistics import SAMPLED
 from distsummary.events.reader import Piece
 from distsummary.events.scalar_columns import ScalarColumns
+from distsummary.format.own_tags import SYSTEM_TAGS
 
 MAX_HELD = 1 << 23
 _NEVER = np.iinfo(np.int64).min  # as a step
@@ -72,8 +72,8 @@ class PendingSteps:
 
     While they train, what a rank reports of the newest of its steps is due with this step. What it reports of
     an older step, or of one that is merged already, is `late`: due when all ranks have reported a step beyond
-    the newest one that this rank had reported when it was read. So are the SAMPLED tags, which a rank may
-    report at any time during a step; they alone wait as long as it takes. Of ranks that have ended,
+    the newest one that this rank had reported when it was read. So are tags that begin with SYSTEM_TAGS, which
+    a rank may report at any time during a step; they alone wait as long as it takes. Of ranks that have ended,
     everything is due with its step.
 
     Args:
@@ -147,7 +147,7 @@ class PendingSteps:
             if part is None:
                 continue
             if len(self._tags) > len(self._is_sampled):
-                self._is_sampled = np.array([tag.startswith(SAMPLED) for tag in self._tags], np.bool_)
+                self._is_sampled = np.array([tag.startswith(SYSTEM_TAGS) for tag in self._tags], np.bool_)
             # Samples of the system never hold a step back, and wait by themselves.
             sampled, rest = part.divided(self._is_sampled)
             if sampled is not None:

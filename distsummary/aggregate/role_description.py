@@ -12,9 +12,10 @@ from distsummary.base.many_files import read_each
 from distsummary.events.reader import read_lineage
 from distsummary.format.hparams import session_end, session_start
 from distsummary.format.lineage import Lineage, custom_values, lineage_values
+from distsummary.format.own_tags import RUN_TEXT
 from distsummary.format.records import Value
 from distsummary.rundir.run_dir import Manifest, RunDir
-from distsummary.rundir.run_text import TAG, run_text
+from distsummary.rundir.run_text import run_text
 from distsummary.rundir.states import AttemptState, read_run
 
 _NAMED = 10  # settings named in a message
@@ -48,7 +49,7 @@ class RoleDescription:
         values = []
         if self.lineage.custom is not None and (self.attempt is None or self.attempt.role == "train"):
             values += settings_values(custom_values(self.lineage.custom), self.attempt, last_s)
-        return [*values, Value("text", TAG, as_unicode(self.text))] if self.text else values
+        return [*values, Value("text", RUN_TEXT, as_unicode(self.text))] if self.text else values
 
     def all_values(self, last_s: float) -> list[Value]:
         """Also the lineage."""

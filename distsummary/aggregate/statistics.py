@@ -14,7 +14,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.records import CHECK_TAGS, PHASE_TAGS, RANKS_TAG, Value
+from distsummary.format.own_tags import (
+    CHECK_TAGS,
+    DATA_WAIT_MS,
+    GPU_MEMORY,
+    GPU_UTILIZATION,
+    LEARNING_RATE_TAG,
+    LOSS_TAG,
+    OWN_MS,
+    PHASE_TAGS,
+    PROCESS_CPU,
+    PROCESS_MEMORY,
+    RANKS_TAG,
+    STEP_MS,
+    SYSTEM_TAGS,
+    WAIT_MS,
+    statistics_of,
+)
+from distsummary.format.records import Value
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -22,23 +39,21 @@ Floats = NDArray[np.float64]
 KEY_TAGS = frozenset(
     (
         "loss",
-        "loss/auto",
         "lr",
         "learning_rate",
-        "learning_rate/auto",
-        "perf/step_ms",
-        "perf/data_wait_ms",
-        "perf/own_ms",
-        "perf/wait_ms",
-        "system/process/cpu_percent",
-        "system/process/memory_gib",
-        "system/gpu/memory_percent",
-        "system/gpu/utilization_percent",
+        LOSS_TAG,
+        LEARNING_RATE_TAG,
+        STEP_MS,
+        DATA_WAIT_MS,
+        OWN_MS,
+        WAIT_MS,
+        PROCESS_CPU,
+        PROCESS_MEMORY,
+        GPU_MEMORY,
+        GPU_UTILIZATION,
     )
 )
-SAMPLED = ("system/process/", "system/node/", "system/gpu/")  # tags that each rank records at its own steps
 MAX_DIFFERING = 256  # tags that get statistics because ranks differ
-KINDS = ("min", "median", "max", "argmax_rank")  # the statistics that follow a mean, `<tag>/<kind>`
 _ALWAYS, _NEVER = float("-inf"), float("inf")  # as steps
 _MAX_TABLE = 1 << 22  # points x ranks of a sampled tag at once
 
@@ -137,17 +152,15 @@ class StatisticsRule:
     At each step:
 
     - A tag has its mean over the ranks that recorded it there. If a rank recorded it twice, the last counts.
-    - `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see `over_ranks`) are there for the declared tags,
-      which are KEY_TAGS and `key_tags`, and for each other tag from the first step on at which its ranks
-      differ; for at most MAX_DIFFERING others, in the order in which they began to (by step, then by tag).
-    - A tag that begins with one of SAMPLED, which ranks sample at steps of their own, is there at the steps
+    - Its statistics (see `over_ranks` and `statistics_of`) are there for the declared tags, which are
+      KEY_TAGS and `key_tags`, and for each other tag from the first step on at which its ranks differ; for at
+      most MAX_DIFFERING others, in the order in which they began to (by step, then by tag).
+    - A tag that begins with SYSTEM_TAGS, which ranks sample at steps of their own, is there at the steps
       of the lowest rank among those that have recorded it up to this step; the others have the newest value
       that they recorded up to this step.
     - RANKS_TAG is the number of ranks that recorded a scalar, of any tag, at this very step. It is at each
       step that has a merged scalar.
-    - A name made here, such as `<tag>/min`, is left out from the first step on at which a rank recorded a
-      scalar of this name.
-
+    - A name made here is left out from the first step on at which a rank recorded a scalar of this name.
     - Tags that begin with PHASE_TAGS or CHECK_TAGS are left out.
 
     Values count as the files hold them: as float32.
@@ -221,7 +234,7 @@ class StatisticsRule:
         self, tags: Sequence[str], ranks: Ints, points: Ints, values: Floats
     ) -> tuple[Ints, Ints, Floats]:
         """The arguments, with the newest values of sampled tags in the place of the recorded ones."""
-        sampled = [number for number, tag in enumerate(tags) if tag.startswith(SAMPLED)]
+        sampled = [number for number, tag in enumerate(tags) if tag.startswith(SYSTEM_TAGS)]
         if not sampled:
             return ranks, points, values
         of = points % len(tags)
@@ -248,7 +261,7 @@ class StatisticsRule:
         begin = [_ALWAYS if tag in self._declared else self._begun.get(tag, _NEVER) for tag in tags]
         # Name of a statistic -> the step from which on a rank's own scalar has the name.
         until = [
-            [(name, self._recorded.get(name, _NEVER)) for name in (f"{tag}/{kind}" for kind in KINDS)]
+            [(name, self._recorded.get(name, _NEVER)) for name in statistics_of(tag)]
             if start < _NEVER
             else []
             for tag, start in zip(tags, begin, strict=True)

@@ -16,6 +16,7 @@ from distsummary.events.reader import read_last_step, read_lineage
 from distsummary.events.segments import SegmentName, lineage_files, next_stamp
 from distsummary.format.frames import frame
 from distsummary.format.lineage import encode_lineage, updated_lineage
+from distsummary.format.own_tags import EVALUATION_TAGS
 from distsummary.format.records import Value
 from distsummary.rundir.attempts import newest_attempt
 from distsummary.rundir.run_dir import RunDir
@@ -33,7 +34,7 @@ def metric_values(params: CallbackParams, failures: Failures) -> list[Value]:
     for name, metric in metrics.items() if isinstance(metrics, Mapping) else ():
         value = failures.call("metric", scalar, f"metric {name!r}", metric)
         if value is not None:
-            values.append(Value("scalar", f"eval/{name}", value))
+            values.append(Value("scalar", EVALUATION_TAGS + name, value))
     return values
 
 

@@ -24,7 +24,7 @@ class Record:
         images: whether the first pictures of the training batches are recorded, as `input_data/auto`, at
             step 1 and every `collect_freq` steps.
         metric: whether the numbers are recorded that no one logged: `learning_rate/auto`, the times of the
-            steps `perf/...`.
+            steps `zz_perf/...`.
         train_lineage, eval_lineage, dataset_graph: whether these parts of the lineage are recorded: network,
             loss function, optimizer and data set; metrics of evaluations; loader, sampler and data set.
         max_histograms: at most so many of the parameters that `histograms` selects get one, and of those that

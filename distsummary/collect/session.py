@@ -34,6 +34,7 @@ from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WAR
 from distsummary.errors import ClosedError, MissingRunDirError
 from distsummary.events.overhead import Overhead
 from distsummary.events.segments import segments
+from distsummary.format.own_tags import EVERY, OWN_MS, RUN_TEXT, WAIT_MS
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
@@ -42,11 +43,11 @@ from distsummary.rundir.deal import Deal, Group, Heartbeat, Part
 from distsummary.rundir.rank_facts import RankFacts, write_command, write_facts
 from distsummary.rundir.rank_manifest import ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
-from distsummary.rundir.run_text import TAG, run_text
+from distsummary.rundir.run_text import run_text
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, lost_driver
 from distsummary.training.run import STEP_TIMES
-from distsummary.training.timing.phases import EVERY, OWN_MS, STEP_PHASES, WAIT_MS
+from distsummary.training.timing.phases import STEP_PHASES
 
 if TYPE_CHECKING:
     from distsummary.checkpoints.landscape_spec import LandscapeSpec
@@ -284,7 +285,7 @@ class Session:
 
         def describe() -> None:
             text = run_text(self._run_dir.read_manifest(), read_run(self._run_dir))
-            self._writer.write(Event(step, time.time(), [Value("text", TAG, text)]))
+            self._writer.write(Event(step, time.time(), [Value("text", RUN_TEXT, text)]))
 
         # The same thread records the provenance before, which the text shows.
         self._messages.submit("the text about the run", describe)

@@ -62,7 +62,7 @@ class SummaryCollector(CollectorCallback):
         collect_specified_data: MindSpore's keys (`collect_metric` ... `histogram_regular`,
             `collect_landscape`), and `tensor_regular`, a pattern for parameters to record whole.
             `collect_metric=False` leaves out all numbers that no one logged: `loss/auto`,
-            `learning_rate/auto` and the times of the steps, `perf/...`.
+            `learning_rate/auto` and the times of the steps, `zz_perf/...`.
         keep_default_action: False collects only what `collect_specified_data` names.
         custom_lineage_data: a dict of values of any kind, recorded like `config`, but not in the manifest;
             for a name that `config` has too, its value is recorded in the lineage.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.diagnosis.verdict import SLOW, Interval, Verdict
-from distsummary.format.records import PHASE_TAGS
+from distsummary.format.own_tags import EVERY, OWN_MS, WAIT_MS
 from distsummary.rundir.topology import EQUAL_AXES
 
 Ints = NDArray[np.int64]
@@ -17,7 +17,6 @@ Floats = NDArray[np.float64]
 
 Key = tuple[int, str, int]  # of a verdict: its rank, cause and first step
 
-OWN_TAG, WAIT_TAG, EVERY_TAG = "perf/own_ms", "perf/wait_ms", f"{PHASE_TAGS}every"
 REMEMBERED = 320  # measured steps: a verdict is certain at most about so many after it began
 GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by this factor, and so many seconds
 
@@ -57,7 +56,7 @@ def step_times(
 
 
 def _column(tag: str) -> int:
-    return {OWN_TAG: 0, WAIT_TAG: 1, EVERY_TAG: 2}.get(tag, -1)
+    return {OWN_MS: 0, WAIT_MS: 1, EVERY: 2}.get(tag, -1)
 
 
 def excess_ms(times: StepTimes, rank: int, peers: Callable[[int], object]) -> float:

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.diagnosis.verdict import GROWTH, Verdict
+from distsummary.format.own_tags import GPU_ALLOCATED, PROCESS_PRIVATE
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-GROWING_TAGS = {"system/process/private_gib": "memory", "system/gpu/allocated_gib": "memory on its GPU"}
+GROWING_TAGS = {PROCESS_PRIVATE: "memory", GPU_ALLOCATED: "memory on its GPU"}
 # A window has SHORTEST to LONGEST samples, without the first WARM_UP of the training, and is looked at every
 # LOOK samples. Every COARSER-th sample of a time scale is one of the next scale, which sees hours and days.
 WARM_UP = 3

@@ -14,7 +14,7 @@ from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks
 from distsummary.diagnosis.stalls import Stalls
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.measured_steps import next_measured
-from distsummary.format.records import PHASE_TAGS
+from distsummary.format.own_tags import PHASE_TAGS
 from distsummary.rundir.topology import EQUAL_AXES
 
 Ints = NDArray[np.int64]

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from distsummary.diagnosis.cost import GROWTH, GROWTH_S
 from distsummary.diagnosis.verdict import LOADER, Verdict
+from distsummary.format.own_tags import DATA_WAIT_MS, STEP_MS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-STEP_TAG, DATA_TAG = "perf/step_ms", "perf/data_wait_ms"
 # A loader is reported when it takes more than MOST of the time of the steps in WINDOWS windows in a row, and
 # no longer when it takes less than FEW. A window has at least WINDOW_STEPS steps and WINDOW_MS. The first
 # WARM_UP steps are left out, and trainings whose steps are shorter than LEAST_STEP_MS, as those of examples.
@@ -52,9 +52,9 @@ class LoaderShare:
         Args:
             tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
         """
-        if DATA_TAG not in tags or STEP_TAG not in tags:
+        if DATA_WAIT_MS not in tags or STEP_MS not in tags:
             return []
-        of_tags = np.array([(tag == STEP_TAG) - (tag not in (STEP_TAG, DATA_TAG)) for tag in tags])
+        of_tags = np.array([(tag == STEP_MS) - (tag not in (STEP_MS, DATA_WAIT_MS)) for tag in tags])
         column = of_tags[which]  # 0: of the loader, 1: of the step, -1: neither
         if self._first is None:
             self._first = int(steps.min()) + WARM_UP

@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.diagnosis.verdict import MEMORY, Verdict
+from distsummary.format.own_tags import GPU_RESERVED, PROCESS_MEMORY
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MEMORY_TAGS = {
-    "system/process/memory_gib": "of memory",
-    "system/gpu/reserved_gib": "of its GPU's memory",
+    PROCESS_MEMORY: "of memory",
+    GPU_RESERVED: "of its GPU's memory",
 }
 # A rank uses much if it uses FACTOR times the median of its peers, and EXCESS_GIB more, in SAMPLES in a row.
 FACTOR = 1.5

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.diagnosis.verdict import SHARD, Verdict
-from distsummary.format.check_tags import BATCH_TAGS
+from distsummary.format.own_tags import BATCH_TAGS
 from distsummary.rundir.topology import DATA_AXES
 
 Ints = NDArray[np.int64]

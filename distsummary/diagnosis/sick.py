@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.diagnosis.verdict import NAN, Verdict
-from distsummary.format.check_tags import LAG, NONFINITE_TAGS
+from distsummary.format.own_tags import LAG, LOSS_TAG, NONFINITE_TAGS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-LOSSES = frozenset(("loss", "loss/auto"))  # reported even if they have never been finite
+LOSSES = frozenset(("loss", LOSS_TAG))  # reported even if they have never been finite
 LISTED = 4  # other numbers that an evidence names
 _NEVER = int(np.iinfo(np.int64).max)  # a step that never comes
 # Where a number arises within a step, by its name; anything else is taken for an output of the model.

@@ -9,17 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.records import CHECK_TAGS
+from distsummary.format.own_tags import BITS_TAGS
 
 PRIME = (1 << 24) - 3  # the largest prime below 2**24
 PARTS = 3  # scalars for the bit sums of a group of parameters
-BITS_TAGS = f"{CHECK_TAGS}bits/"
 WHOLE = "whole"  # the group of the parameters that each rank has whole
-BATCH_TAGS = (f"{CHECK_TAGS}batch/0", f"{CHECK_TAGS}batch/1")  # the digest of a batch, in two parts
-# The number of the first tensor of the batch, or parameter, that is not finite; and with LAG, how many steps
-# before the event that was.
-NONFINITE_TAGS = {kind: f"{CHECK_TAGS}nonfinite/{kind}" for kind in ("input", "gradient", "weight")}
-LAG = "/lag"
 _HALF_BITS = 24
 
 Ints = NDArray[np.int64]

@@ -6,23 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.format.norms import ParameterNorms
+from distsummary.format.own_tags import GRADIENT_NORM, WEIGHT_NORM
 from distsummary.format.records import Value
-
-GRADIENT, WEIGHT = "norms/gradient", "norms/weight"
 
 
 # The numbers may be NaN or infinite.
 @np.errstate(all="ignore")
 def norm_totals(norms: ParameterNorms) -> list[Value]:
-    """The L2 norms over all parameters of a step, GRADIENT of those that have a gradient, and WEIGHT.
+    """GRADIENT_NORM of the parameters that have a gradient, and WEIGHT_NORM of all, at a step.
 
     Without the norm of a single one, because the part of a rank is missing, the total is left out.
     """
     has_gradient, found = norms.has_gradient, dict[str, float]()
     if has_gradient.any() and not (_is_missing(norms, "gradient") & has_gradient).any():
-        found[GRADIENT] = norms.gradient_sums[has_gradient].sum()
+        found[GRADIENT_NORM] = norms.gradient_sums[has_gradient].sum()
     if not _is_missing(norms, "weight").any():
-        found[WEIGHT] = norms.weight_sums.sum()
+        found[WEIGHT_NORM] = norms.weight_sums.sum()
     return [Value("scalar", tag, float(np.sqrt(total))) for tag, total in found.items()]
 
 

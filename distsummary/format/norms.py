@@ -15,7 +15,6 @@ from distsummary.format import wire
 from distsummary.format.pb import norms_pb2
 from distsummary.format.records import Array
 
-NORMS_TAG = "norms"  # the tag of the only value of the plugin "norms" in an event
 MAX_PARAMETERS = 250_000
 _MAX_TABLE = 64 << 20  # bytes of a table when it is not compressed
 _MAX_OBJECTS = 1 << 24  # of a table: about ten for each parameter

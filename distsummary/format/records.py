@@ -24,16 +24,6 @@ TENSORBOARD_PLUGINS = (HPARAMS, CUSTOM_SCALARS, TENSORBOARD_EVENT)
 MINDSPORE = "mindspore"
 TENSORBOARD = "tensorboard"
 DIALECTS = (MINDSPORE, TENSORBOARD)
-# How tags begin that show what the loop's thread did in each phase of a step, to find out which rank is slow;
-# each rank has them, but not the merged run.
-PHASE_TAGS = "perf/phase/"
-# How tags begin by which ranks that should be alike are compared: see `format/check_tags.py`. As above, the
-# merged run has none.
-CHECK_TAGS = "perf/check/"
-RANKS_TAG = "perf/ranks"  # of the merged run: on how many ranks a step stands
-# Of the merged run: the evidence of verdicts, and the rank, at the step where they were reported. The step of
-# a hang may be one that no rank ends.
-ALERT_TAGS = ("alerts", "alerts/rank")
 
 # What the acknowledgement of an event guarantees. QUEUED: only that it is in a queue in memory; if writing it
 # fails, it is dropped, not retried. WRITTEN: it survives the death of any process. SYNCED: also a power cut.

@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 from distsummary._init import init
 from distsummary.base.guard import Guard
 from distsummary.errors import DistSummaryError
+from distsummary.format.own_tags import DATA_WAIT_MS, FOUND_INF
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, detect, launch_token
 from distsummary.training.forks import forkables
-from distsummary.training.run import DATA_WAIT_MS, Run
+from distsummary.training.run import Run
 from distsummary.training.timing.phases import CHECKPOINT, DATA, EVALUATION, FORWARD, REST, Phases
 
 
@@ -169,8 +170,7 @@ class FollowedRun:
                 numbers[f"{prefix}loss"] = _sum(losses)
             self._losses += losses
         if (found_inf := getattr(optimizer, "found_inf", None)) is not None:
-            # If it is not 0, GradScaler has the optimizer skip the step.
-            numbers["amp/found_inf"] = found_inf
+            numbers[FOUND_INF] = found_inf
 
     def end_step(self) -> bool:
         """A step of the training has ended, and the next one begins; False: the script has its own run."""

@@ -4,11 +4,11 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from distsummary.format.own_tags import SCRIPT_TAGS
 from distsummary.integrations.after_import import after_import
 from distsummary.integrations.follower import report
 
 NumbersOf: TypeAlias = Callable[..., Mapping[str, Any]]  # the arguments of a call -> its values, by name
-PREFIX = "script/"
 
 
 def open_tee() -> None:
@@ -53,7 +53,7 @@ def _follow(owner: Any, name: str, numbers_of: NumbersOf) -> None:
     @functools.wraps(call)
     def follower(self: Any, *args: Any, **named: Any) -> Any:
         result = call(self, *args, **named)
-        report(PREFIX, numbers_of, *args, **named)
+        report(SCRIPT_TAGS, numbers_of, *args, **named)
         return result
 
     setattr(owner, name, follower)

@@ -53,8 +53,8 @@ class ModelRun(Run):
     def sunk(self, batches: Iterable[Any], size: int) -> Iterator[Any]:
         """Yield an epoch's batches in sink mode, `size` or (-1) all, and count each as a step.
 
-        To be used inside of `steps([None])`, which has begun the first of these steps. `perf/step_ms` and
-        `perf/data_wait_ms` are then the times of all steps of the epoch together.
+        To be used inside of `steps([None])`, which has begun the first of these steps. `zz_perf/step_ms` and
+        `zz_perf/data_wait_ms` are then the times of all steps of the epoch together.
         """
         params, clock = self._params, self._clock
         source, count = iter(batches), 0

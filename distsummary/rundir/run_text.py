@@ -9,7 +9,6 @@ from distsummary.base.columns import as_ranges
 from distsummary.rundir.run_dir import Manifest
 from distsummary.rundir.states import AttemptState, RankState, RunState
 
-TAG = "distsummary/run"
 MAX_HOSTS = 16  # that are named
 _MARKDOWN = re.compile(r"[&<>|*_`\[\]\\~#]")
 

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.base.columns import aligned, cut, numbered, paragraph, printable, shortened, wrapped_rows
-from distsummary.format.records import ALERT_TAGS, RANKS_TAG
+from distsummary.format.own_tags import ALERT_TAGS, OF_RANKS, SYSTEM_TAGS
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.recorded_run import RecordedRun
-from distsummary.runs.show import STATISTICS, fact_text, interest, leading_scalars, verdict_text
+from distsummary.runs.show import fact_text, interest, leading_scalars, verdict_text
 
 APART = 3.0  # times their own change from step to step; curves that are so far apart have parted
 MEANING = (
@@ -122,7 +122,7 @@ def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
 
 def is_reported(tag: str, one: Parting) -> bool:
     """Whether two curves are worth a row: samples of the machine that hardly share a step are not."""
-    return one.common > 1 or not tag.startswith("system/")
+    return one.common > 1 or not tag.startswith(SYSTEM_TAGS)
 
 
 def verdicts_of(run: RecordedRun) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def curves_of(run: RecordedRun) -> tuple[int, dict[str, tuple[Array, Array]]]:
     return rank, {
         tag: _by_step(*curve)
         for tag, curve in table.curves().items()
-        if tag not in (RANKS_TAG, *ALERT_TAGS) and not tag.endswith(STATISTICS)
+        if tag not in ALERT_TAGS and not tag.startswith(OF_RANKS)
     }
 
 

@@ -14,6 +14,7 @@ from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.newest import newest_events, newest_scalars, scalars_of
 from distsummary.events.reader import ReadEvent
 from distsummary.events.segments import all_event_files, stamp_of
+from distsummary.format.own_tags import LOSS_TAG
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
 from distsummary.runs.status import Status, read_status
@@ -21,7 +22,7 @@ from distsummary.runs.status_text import causes, findings_of, slow_ranks, stuck_
 from distsummary.runs.table import Table, table_of
 
 DEPTH = 8  # directories below the given one that are looked into
-LOSSES = ("loss", "train/loss", "loss/auto")  # tags of the loss, the first that is there
+LOSSES = ("loss", "train/loss", LOSS_TAG)  # tags of the loss, the first that is there
 _INSIDE = ("ckpt_dir", "landscape", "eval")  # directories of a run that hold no runs
 LEAST = 12  # characters of a path that are shown
 NOTE_LINES = 2

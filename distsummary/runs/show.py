@@ -10,7 +10,7 @@ import numpy as np
 from distsummary.base.columns import aligned, cut, numbered, paragraph, printable
 from distsummary.base.terminal import duration
 from distsummary.diagnosis.alerts import worst_level
-from distsummary.format.records import RANKS_TAG
+from distsummary.format.own_tags import EVALUATION_TAGS, LOSS_TAG, OF_RANKS, is_own
 from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank
@@ -18,8 +18,7 @@ from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import ScalarTable
 
-STATISTICS = ("/min", "/median", "/max", "/argmax_rank")
-_FIRST = ("loss", "train/loss", "loss/auto", "eval/", "acc", "lr", "learning_rate")  # tags of interest
+_FIRST = ("loss", "train/loss", LOSS_TAG, EVALUATION_TAGS, "acc", "lr", "learning_rate")  # tags of interest
 _TAGS, _SETTINGS, _PROBLEMS, _VERDICTS, _DEALS = 12, 8, 5, 5, 3  # lines of each
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{7,}(?:e[+-]\d+)?\b")  # as metrics have, which are JSON
 _HEAD = ("tag", "first", "last", "lowest", "at step", "highest", "at step", "points")
@@ -121,9 +120,7 @@ def text_of(shown: Overview, *, width: int) -> str:
     lines = [f"{printable(shown.path)}: {', '.join(parts)}"]
     lines += paragraph(f"  {shown.findings}", width, indent="    ") if shown.findings else []
     lines += [f"  {name:<9} {text}" for name, text in _facts(shown.facts)]
-    curves = [
-        curve for curve in shown.curves if not curve.tag.endswith(STATISTICS) and curve.tag != RANKS_TAG
-    ]
+    curves = [curve for curve in shown.curves if not curve.tag.startswith(OF_RANKS)]
     if curves:
         rows = [_row(curve) for curve in curves[:_TAGS]]
         of = "the merged run" if shown.curves_of == MERGED else f"rank {shown.curves_of}"
@@ -169,14 +166,13 @@ def _curve(tag: str, steps: Any, values: Any) -> Curve:
 
 
 def interest(tag: str) -> tuple[int, str]:
-    """A key to sort tags by: losses, accuracies and learning rates first, our own measurements last."""
+    """A key to sort tags by: losses, accuracies and learning rates first, our own tags last."""
     places = [
         place
         for place, name in enumerate(_FIRST)
         if tag == name or (name[-1] == "/" and tag.startswith(name))
     ]
-    is_ours = tag.startswith(("perf/", "system/", "norms/"))
-    return (places[0] if places else len(_FIRST) + is_ours, tag)
+    return (places[0] if places else len(_FIRST) + is_own(tag), tag)
 
 
 def _row(curve: Curve) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ def _merged(base: Path, newest: AttemptState) -> Merged | None:
     """What the ends of the merged files say; None without any."""
     # Imported here, as both load NumPy.
     from distsummary.events.newest import newest_events
-    from distsummary.format.records import ALERT_TAGS, RANKS_TAG
+    from distsummary.format.own_tags import ALERT_TAGS, RANKS_TAG
 
     try:
         # An alert may be shown at a step that no rank has ended.

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 from distsummary.base.checks import check_int_or_both, check_type
 from distsummary.base.guard import Guard, guarded
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError, UsageError
+from distsummary.format.own_tags import DATA_WAIT_MS
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.topology import DATA_AXES, Topology
 from distsummary.training.recorder import Recorder
@@ -405,7 +406,7 @@ class TimeMonitor(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Add up the time spent waiting for data."""
         if self._data_time:
-            self._waited_ms += resolve(run_context.step.logged.get("perf/data_wait_ms", 0.0))
+            self._waited_ms += resolve(run_context.step.logged.get(DATA_WAIT_MS, 0.0))
 
     def epoch_end(self, run_context: RunContext) -> None:
         """Print the times, unless the number of steps is unknown (as in an evaluation without a loader).

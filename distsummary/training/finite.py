@@ -7,7 +7,7 @@ import numpy as np
 
 from distsummary.base.failures import Failures
 from distsummary.errors import NonFiniteError
-from distsummary.format.check_tags import NONFINITE_TAGS
+from distsummary.format.own_tags import NONFINITE_TAGS
 from distsummary.frameworks.base import Pending, framework_of, tensors_in
 from distsummary.training.values import Scalar, resolve
 

@@ -8,18 +8,18 @@ from typing import Protocol
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
 from distsummary.events.overhead import Overhead
+from distsummary.format.own_tags import is_own
 from distsummary.format.records import Value
 
 NOT_RECORDED = (
     "no callback records values, so they are dropped; use ds.init or callbacks=[ds.SummaryCollector(...)]"
 )
-TIMES = "perf/"  # how the tags of times that a Run measures begin
 
 
 def counted(numbers: Iterable[str], values: Iterable[Value]) -> Counter[str]:
     """How many values of each plugin a user gave: not the times that a Run adds to its steps."""
     found = Counter(value.plugin for value in values)
-    found["scalar"] += sum(not tag.startswith(TIMES) for tag in numbers)
+    found["scalar"] += sum(not is_own(tag) for tag in numbers)
     return found
 
 

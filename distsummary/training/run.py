@@ -21,6 +21,7 @@ from distsummary.base.at_exit import close_at_exit, is_closed, process_error
 from distsummary.base.checks import check_int, check_type
 from distsummary.base.guard import guarded
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
+from distsummary.format.own_tags import DATA_WAIT_MS, STEP_MS
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.topology import Topology, detect
@@ -42,8 +43,6 @@ from distsummary.training.values import Scalar
 
 logger = logging.getLogger(__name__)
 
-STEP_MS = "perf/step_ms"
-DATA_WAIT_MS = "perf/data_wait_ms"
 STEP_TIMES = (STEP_MS, DATA_WAIT_MS)  # the numbers that a Run itself adds to a step
 ENDLESS: Iterable[Any] = iter(())  # stands for the default loader of `steps`, which counts without end
 Opener = TypeVar("Opener")
@@ -80,9 +79,9 @@ class Run(Recording):
         ...         evaluation.log(accuracy=accuracy(model))
         >>> run.close()
 
-    Each step of `steps` also logs `perf/step_ms`, the milliseconds from requesting its batch to the end of
-    the loop body, and `perf/data_wait_ms`, the part of this time spent waiting for the loader. Both exclude
-    the time of callbacks and evaluations. A loop without a loader calls `next_step`.
+    Each step of `steps` also logs `zz_perf/step_ms`, the milliseconds from requesting its batch to the end
+    of the loop body, and `zz_perf/data_wait_ms`, the part of this time spent waiting for the loader. Both
+    exclude the time of callbacks and evaluations. A loop without a loader calls `next_step`.
 
     If `break`, `return` or an exception leaves the loop, the current step ends when Python releases the
     iterator of `steps`. If a value was given in that step, the step counts and the hooks of its end are
@@ -327,7 +326,7 @@ class Run(Recording):
         """End the current step, if any, and begin a new one.
 
         For loops without a loader. In a `with` statement, the new step ends with the block. The time of each
-        step is logged as `perf/step_ms`.
+        step is logged as `zz_perf/step_ms`.
 
         Args:
             began_s: when the step began, by time.perf_counter(), if before this call: for a loop that knows

@@ -7,7 +7,7 @@ from typing import Any
 
 from distsummary.diagnosis.alerts import worst_level
 from distsummary.errors import InvalidValueError
-from distsummary.runs.compare import MEANING, curves_of, verdicts_of, where_they_part
+from distsummary.runs.compare import MEANING, curves_of, is_reported, verdicts_of, where_they_part
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.view.packing import plain
@@ -103,8 +103,15 @@ def _tag(tag: str, curves: Sequence[Mapping[str, tuple[Array, Array]]], columns:
     return {
         "tag": tag,
         "lines": [line_of(*curve, columns) if curve else None for curve in (first, *others)],
-        "partings": [plain(where_they_part(*first, *curve)) if first and curve else None for curve in others],
+        "partings": [_parting(tag, first, curve) if first and curve else None for curve in others],
     }
+
+
+def _parting(tag: str, first: tuple[Array, Array], curve: tuple[Array, Array]) -> dict[str, Any]:
+    """How a curve parts from the first, and whether that is worth a row."""
+    parting = where_they_part(*first, *curve)
+    found: dict[str, Any] = plain(parting) | {"is_reported": is_reported(tag, parting)}
+    return found
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

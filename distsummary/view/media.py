@@ -7,8 +7,8 @@ import numpy as np
 
 from distsummary.base.columns import without_middle
 from distsummary.errors import DistSummaryError
+from distsummary.format.own_tags import RUN_TEXT
 from distsummary.format.records import CURVE_ROWS
-from distsummary.rundir.run_text import TAG as RUN_TEXT
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.runs.table import ValueTable
 from distsummary.view.packing import small

@@ -13,7 +13,8 @@ import numpy as np
 
 from distsummary.base.columns import without_middle
 from distsummary.errors import DistSummaryError
-from distsummary.format.norms import NORMS_TAG, ParameterNorms
+from distsummary.format.norms import ParameterNorms
+from distsummary.format.own_tags import NORMS_TAG
 from distsummary.format.records import NORMS
 from distsummary.runs.rank_files import MERGED
 from distsummary.runs.recorded_run import RecordedRun

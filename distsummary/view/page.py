@@ -18,12 +18,23 @@ from distsummary.base.terminal import doing
 from distsummary.diagnosis.alerts import worst_level
 from distsummary.diagnosis.verdict import SLOW
 from distsummary.errors import DistSummaryError, InvalidValueError
-from distsummary.format.records import RANKS_TAG
+from distsummary.format.own_tags import (
+    ALERT_RANK,
+    AUTO,
+    CHECK_TAGS,
+    DATA_WAIT_MS,
+    OF_RANKS,
+    OWN_MS,
+    PHASE_TAGS,
+    STEP_MS,
+    SYSTEM_TAGS,
+    WAIT_MS,
+)
 from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.facts import facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, findings
-from distsummary.runs.show import STATISTICS, interest
+from distsummary.runs.show import interest
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import Matrix
 from distsummary.view.compared_runs import comparison, span
@@ -43,18 +54,17 @@ _POINTS = 300_000  # of all curves together
 _CELLS = 320_000  # of all heat maps together
 _FIRST_TAGS = 10  # share half of the points
 _MAPS = (
-    ("Step time", "perf/step_ms"),
-    ("Own time", "perf/own_ms"),
-    ("Waiting for other ranks", "perf/wait_ms"),
-    ("Waiting for data", "perf/data_wait_ms"),
+    ("Step time", STEP_MS),
+    ("Own time", OWN_MS),
+    ("Waiting for other ranks", WAIT_MS),
+    ("Waiting for data", DATA_WAIT_MS),
 )
 _PHASE_MAPS = 4  # of the phases that verdicts name
 _UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
-_LOSS = re.compile(r"(?:.*[/_])?loss(?:/auto)?", re.IGNORECASE)
-_PHASE = "perf/phase/"
+_LOSS = re.compile(rf"(?:.*[/_])?loss(?:{AUTO})?", re.IGNORECASE)
 # A merge leaves these out, although the ranks agree on them: they are no conflicts.
 _LEFT_OUT = ({"nan"}, {"inf"}, {"-inf"})
-_LAST = (_PHASE, "system/", "alerts/", "perf/check/")
+_LAST = (PHASE_TAGS, SYSTEM_TAGS, ALERT_RANK, CHECK_TAGS)  # of the tags that are not the user's
 
 
 def page(
@@ -144,9 +154,7 @@ def rank_curve(run: RecordedRun, tag: str, rank: int) -> Page:
 
 def _shown(run: RecordedRun, tags: Sequence[str] | None, causes: Collection[str]) -> tuple[list[str], int]:
     """The scalars to show, by interest, of phases the causes of verdicts first; and how many are left out."""
-    known = [tag for tag in run.tags.get("scalar", {}) if tag != RANKS_TAG]
-    if len(run.ranks) == 1:
-        known = [tag for tag in known if not tag.endswith(STATISTICS)]
+    known = [tag for tag in run.tags.get("scalar", {}) if not tag.startswith(OF_RANKS)]
     if tags is not None:
         if absent := [tag for tag in tags if tag not in known]:
             # This raises the error, which names the nearest tag.
@@ -154,7 +162,9 @@ def _shown(run: RecordedRun, tags: Sequence[str] | None, causes: Collection[str]
         known = [tag for tag in known if tag in set(tags)]
 
     def by_interest(tag: str) -> Any:
-        is_other_phase = tag.startswith(_PHASE) and tag.removeprefix(_PHASE).split("/")[0] not in causes
+        is_other_phase = (
+            tag.startswith(PHASE_TAGS) and tag.removeprefix(PHASE_TAGS).split("/")[0] not in causes
+        )
         return [tag.startswith(start) for start in reversed(_LAST)], is_other_phase, *interest(tag)
 
     known.sort(key=by_interest)
@@ -167,7 +177,7 @@ def _map_tags(shown: Sequence[str], verdicts: Iterable[Mapping[str, Any]]) -> di
     phases = [*dict.fromkeys(row["cause"] for row in verdicts if row["cause"] in SLOW)]
     for phase in phases[:_PHASE_MAPS]:
         for kind, words in (("cpu_ms", "on the processor"), ("blocked_ms", "blocked")):
-            if (tag := f"perf/phase/{phase}/{kind}") in shown:
+            if (tag := f"{PHASE_TAGS}{phase}/{kind}") in shown:
                 found[tag] = f"Phase {phase}, {words}"
     losses = [tag for tag in shown if _LOSS.fullmatch(tag)]
     return found | {tag: "Loss" for tag in losses[:1]}

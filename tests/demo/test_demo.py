@@ -59,7 +59,7 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
         assert np.isclose(merged["eval/accuracy"], summary["accuracy"])
         assert merged["about"].startswith("# Handwritten digits")
         assert merged["wrong digits"].width > 0
-        assert "system/process/memory_gib/max" in merged
+        assert "zz_ranks/zz_system/process/memory_gib/max" in merged
         evaluated = [e.step for e in read_directory(run_dir.base, dialect) for v in e.values
                      if v.tag == "eval/accuracy"]  # fmt: skip
         assert len(evaluated) == 3  # one for each epoch

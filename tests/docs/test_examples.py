@@ -61,7 +61,7 @@ def test_each_episode_is_one_step(tmp_path: Path) -> None:
     said = run("reinforcement.py", tmp_path / "run")
     episodes = int(said.split()[0])
     found = tags(tmp_path / "run")
-    for tag in ("loss", "episode/reward", "episode/baseline", "perf/step_ms"):
+    for tag in ("loss", "episode/reward", "episode/baseline", "zz_perf/step_ms"):
         assert found[tag] == set(range(1, episodes + 1))
     assert episodes < 500, "the corridor was not learned"
 
@@ -69,7 +69,7 @@ def test_each_episode_is_one_step(tmp_path: Path) -> None:
 def test_a_step_is_four_batches_and_the_last_of_an_epoch_two(tmp_path: Path) -> None:
     run("accumulate.py", tmp_path / "run")
     found = tags(tmp_path / "run")
-    assert found["loss"] == found["perf/step_ms"] == set(range(1, 17))
+    assert found["loss"] == found["zz_perf/step_ms"] == set(range(1, 17))
     assert found["weight/auto"] == {1, 10}
 
 
@@ -88,11 +88,11 @@ def test_the_fourth_way_of_the_tutorial(tmp_path: Path) -> None:
 def test_an_optimizer_that_records_its_gradients_records_what_gradients_does(tmp_path: Path) -> None:
     run("gradients.py", tmp_path / "run")
     found = tags(tmp_path / "run")
-    assert found["0.weight/gradient"] == found["0.weight.gradient"] == {1, 10, 20, 30, 40}
+    assert found["zz_gradient/0.weight"] == found["0.weight.gradient"] == {1, 10, 20, 30, 40}
     assert found["norms/gradient_unclipped"] == set(range(1, 41))
     first = {v.tag: v.data for e in read_directory(tmp_path / "run") if e.step == 1 for v in e.values}
     for name in ("0.weight", "0.bias", "2.weight", "2.bias"):
-        ours, tutorials = first[f"{name}/gradient"], first[f"{name}.gradient"]
+        ours, tutorials = first[f"zz_gradient/{name}"], first[f"{name}.gradient"]
         assert ours.counts.tolist() == tutorials.counts.tolist()
         assert (ours.min, ours.max) == (tutorials.min, tutorials.max)
 
@@ -106,7 +106,7 @@ def test_a_compiled_gpt_reports_what_happens_inside(tmp_path: Path) -> None:
         for number in ("gradient", "largest_logit", "entropy", "rms"):
             assert found[f"{block}/{number}"] == set(range(1, 61))
         assert found[f"{block}/output"] == found[f"{block}/attention"] == {1, *range(10, 61, 10)}
-    assert found["norms"] == found["norms/gradient"] == set(range(1, 61))
+    assert found["norms"] == found["zz_norms/gradient"] == set(range(1, 61))
 
 
 @pytest.mark.long

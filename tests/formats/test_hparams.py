@@ -16,6 +16,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 
 import distsummary as ds
 from distsummary.aggregate.role_description import settings_values
+from distsummary.format.own_tags import is_own
 from distsummary.format.pb.tensorboard_hparams_pb2 import STATUS_FAILURE, STATUS_SUCCESS
 from distsummary.rundir.states import AttemptState, RankState
 
@@ -70,6 +71,7 @@ def test_each_run_is_a_session_with_its_own_settings_and_metrics(nasty_tmp_path:
     assert found["b"][:2] == ({"lr": 0.25, "amp": "True"}, "STATUS_SUCCESS")
     for _, _, metrics in found.values():
         assert (metrics["loss"], metrics["eval/accuracy"]) == (pytest.approx(1 / 3), 0.5)
+        assert [*metrics][:3] == ["eval/accuracy", "loss", next(filter(is_own, metrics))]
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,13 @@ def test_a_run_records_its_factors_as_one_table(tmp_path: Path) -> None:
         train(net, optimizer, run, 21)
     found: dict[str, dict[int, object]] = {}
     for value in read_values(tmp_path):
-        if value.tag.startswith("curvature/"):
+        if value.tag.startswith("zz_curvature/"):
             found.setdefault(value.tag, {})[value.step] = value.value
-    assert [*found["curvature/damping"]] == [1, 5, 10, 15, 20]
-    np.testing.assert_allclose(found["curvature/damping"][20], 0.1 / 20, rtol=1e-6)
-    assert [*found["curvature/refreshes"].values()] == [1, 1, 1, 2, 2]
-    assert [*found["curvature/refresh_ms"]] == [1, 15]
-    assert all(value == 0 for value in found["curvature/skipped"].values())
+    assert [*found["zz_curvature/damping"]] == [1, 5, 10, 15, 20]
+    np.testing.assert_allclose(found["zz_curvature/damping"][20], 0.1 / 20, rtol=1e-6)
+    assert [*found["zz_curvature/refreshes"].values()] == [1, 1, 1, 2, 2]
+    assert [*found["zz_curvature/refresh_ms"]] == [1, 15]
+    assert all(value == 0 for value in found["zz_curvature/skipped"].values())
     assert [*found[LAYERS]] == [*found[FIGURES]] == [1, 15]
     rows = str(found[LAYERS][15]).splitlines()
     assert [row.split(" | ")[0] for row in rows[2:]] == ["| 0", "| 2"]
@@ -72,7 +72,7 @@ def test_other_optimizers_have_no_such_values(tmp_path: Path) -> None:
         for _ in run.steps(range(2)):
             run.log(loss=1.0)
     assert not isinstance(optimizer, CurvatureSource)
-    assert not [value.tag for value in read_values(tmp_path) if value.tag.startswith("curvature/")]
+    assert not [value.tag for value in read_values(tmp_path) if value.tag.startswith("zz_curvature/")]
 
 
 def test_the_largest_eigenvectors_are_those_of_the_damped_kronecker_product() -> None:

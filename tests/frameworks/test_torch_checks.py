@@ -15,7 +15,8 @@ from distsummary.collect.compare.batch_digest import batch_digest
 from distsummary.collect.compare.rank_checks import BATCHES, Checks
 from distsummary.collect.compare.torch_checksums import Checksums, device_sum, octets_of
 from distsummary.diagnosis.verdict import SLOW, Verdict
-from distsummary.format.check_tags import BITS_TAGS, located, packed, weights_of
+from distsummary.format.check_tags import located, packed, weights_of
+from distsummary.format.own_tags import BITS_TAGS
 from distsummary.format.records import Value
 from distsummary.rundir.rank_facts import read_facts
 from distsummary.rundir.run_dir import RunDir
@@ -108,7 +109,7 @@ def test_without_checksums_settings_are_reported_but_nothing_is_looked_at(tmp_pa
     assert facts.settings["config lr"] == "0.1"
     assert facts.settings["seed numpy"] == facts.settings["seed torch"] == "101"
     assert not facts.names
-    assert b"perf/check" not in b"".join(path.read_bytes() for path in directory.glob("*vm_MS"))
+    assert b"zz_perf/check" not in b"".join(path.read_bytes() for path in directory.glob("*vm_MS"))
 
 
 def numbers(values: list[Value]) -> list[float]:
@@ -177,7 +178,7 @@ def steps_summed(step_ms: float, cost_s: float) -> list[int]:
     for step in range(1, 201):
         params = CallbackParams(train_dataset_element=torch.randn(3))
         if step >= source.at:
-            values = source.values(params, step, StepContext(logged={"perf/step_ms": step_ms}))
+            values = source.values(params, step, StepContext(logged={"zz_perf/step_ms": step_ms}))
             found += [step] if any(value.tag.startswith(BITS_TAGS) for value in values) else []
             source.plan(step)
     return found

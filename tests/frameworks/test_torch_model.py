@@ -294,7 +294,7 @@ def test_a_collector_counts_epochs_in_sink_mode(tmp_path):
     for value in read_values(tmp_path):
         found.setdefault(value.tag, []).append(value.step)
     assert found["loss/auto"] == [3, 6, 12]  # epochs 1, 2 and 4
-    assert found["perf/step_ms"] == [3, 6, 9, 12]
+    assert found["zz_perf/step_ms"] == [3, 6, 9, 12]
 
 
 def test_a_requested_stop_ends_the_training_after_its_step():

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 import distsummary as ds
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.collect.values.torch_norms import NONFINITE_TAG, TURNS, Norms, StepNorms
+from distsummary.collect.values.torch_norms import TURNS, Norms, StepNorms
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory
 from distsummary.format.norms import ParameterNorms, ParameterTable
+from distsummary.format.own_tags import NONFINITE_TEXT
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.finite import FiniteCheck
 from distsummary.training.step_context import StepContext
@@ -58,7 +59,7 @@ class Loop:
         for step in optimizers:
             step()
         values = self.norms.values(self.params, self.params.cur_step_num, StepContext(ended_late=late))
-        self.texts += [value.data for value in values if value.tag == NONFINITE_TAG]
+        self.texts += [value.data for value in values if value.tag == NONFINITE_TEXT]
         found = [value.data for value in values if value.plugin == "norms"]
         return found[0].result() if found and isinstance(found[0], StepNorms) else (found or [None])[0]
 
@@ -395,7 +396,7 @@ def test_a_run_records_norms_and_names_what_is_not_finite(tmp_path: Path, on_nan
     sums = [float(norms[step].weight_sums.sum()) for step in sorted(norms)]
     assert sums == pytest.approx(expected, rel=1e-6, nan_ok=True)
     assert norms[3].gradient_nonfinite.sum() > 0
-    texts = [(step, value.data) for step, value in values if value.tag == NONFINITE_TAG]
+    texts = [(step, value.data) for step, value in values if value.tag == NONFINITE_TEXT]
     [(step, text)] = texts
     assert step == 3
     assert re.findall("the (gradient|weight) of '0.weight' has", text) == ["gradient", "weight"]
@@ -472,10 +473,10 @@ def test_nothing_waits_for_an_accelerator(loop: Callable[..., Loop]) -> None:
     assert value.data.result().gradient_nonfinite.tolist() == [4, 0, 4, 0]
     assert texts[0].plugin == "text"  # of the step before, whose results came late
     assert reported == {
-        "perf/check/nonfinite/gradient": 0.0,
-        "perf/check/nonfinite/gradient/lag": 1.0,
-        "perf/check/nonfinite/weight": 0.0,
-        "perf/check/nonfinite/weight/lag": 1.0,
+        "zz_check/nonfinite/gradient": 0.0,
+        "zz_check/nonfinite/gradient/lag": 1.0,
+        "zz_check/nonfinite/weight": 0.0,
+        "zz_check/nonfinite/weight/lag": 1.0,
     }
 
 
@@ -522,5 +523,5 @@ def test_what_norms_take_is_recording_and_not_the_optimizers(loop):
         found.step(optimizer.step)
         took = phases.take(REST)
     assert phases.current == REST
-    assert took["perf/phase/recording/cpu_ms"] > 0
-    assert took["perf/phase/optimizer/cpu_ms"] > 0
+    assert took["zz_perf/phase/recording/cpu_ms"] > 0
+    assert took["zz_perf/phase/optimizer/cpu_ms"] > 0

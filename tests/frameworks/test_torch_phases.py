@@ -107,7 +107,7 @@ def test_the_phase_in_which_a_step_takes_longer_is_the_one_that_is_longer(
 ) -> None:
     *_, last = measured(phase, accumulate=accumulate)
     times = {
-        name: last.get(f"perf/phase/{name}/cpu_ms", 0.0)
+        name: last.get(f"zz_perf/phase/{name}/cpu_ms", 0.0)
         for name in ("data", "forward", "backward", "wait", "optimizer", "rest")
     }
     assert max(times, key=lambda name: times[name]) == phase
@@ -132,10 +132,10 @@ def test_steps_that_log_begins_have_the_phases_of_the_model_and_no_data(phase: s
         *_, last = keeps.logged
         assert run.context.step.phases.is_in_loop
     names = ("forward", "backward", "optimizer", "rest")
-    times = {name: last[f"perf/phase/{name}/cpu_ms"] for name in names}
+    times = {name: last[f"zz_perf/phase/{name}/cpu_ms"] for name in names}
     assert max(times, key=lambda name: times[name]) == phase
     assert sum(times.values()) - times[phase] < BURN_MS <= times[phase]
-    assert "perf/phase/data/cpu_ms" not in last
+    assert "zz_perf/phase/data/cpu_ms" not in last
 
 
 def test_where_a_step_that_log_begins_is_is_unknown_if_it_is_not_marked() -> None:
@@ -153,8 +153,8 @@ def test_where_a_step_that_log_begins_is_is_unknown_if_it_is_not_marked() -> Non
 def test_a_compiled_model_has_the_same_phases() -> None:
     with torch._dynamo.config.patch(error_on_recompile=True):
         *_, last = measured("forward", compile=True)
-    assert last["perf/phase/forward/cpu_ms"] >= BURN_MS
-    assert {"perf/phase/backward/cpu_ms", "perf/phase/optimizer/cpu_ms"} <= last.keys()
+    assert last["zz_perf/phase/forward/cpu_ms"] >= BURN_MS
+    assert {"zz_perf/phase/backward/cpu_ms", "zz_perf/phase/optimizer/cpu_ms"} <= last.keys()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -199,9 +199,9 @@ def test_steps_that_are_not_marked_leave_no_hook_and_compile_nothing_again(how: 
             optimizer.step()
             optimizer.zero_grad()
             assert (hooks() > 0) == (number < 5 or is_measured(number, phases.every))
-    marked = [number for number, logged in enumerate(keeps.logged, 1) if "perf/own_ms" in logged]
+    marked = [number for number, logged in enumerate(keeps.logged, 1) if "zz_perf/own_ms" in logged]
     assert marked == [1, 2, 3, 4, *(number for number in range(5, 30) if is_measured(number, 4))]
-    assert all("perf/phase/forward/cpu_ms" in keeps.logged[number - 1] for number in marked)
+    assert all("zz_perf/phase/forward/cpu_ms" in keeps.logged[number - 1] for number in marked)
 
 
 def test_a_backward_pass_that_fails_ends_and_may_be_repeated() -> None:
@@ -235,7 +235,12 @@ def test_a_backward_pass_that_fails_ends_and_may_be_repeated() -> None:
             optimizer.step()
             optimizer.zero_grad()
     first, last = keeps.logged
-    assert first["perf/phase/backward/cpu_ms"] >= 2 * BURN_MS > BURN_MS <= last["perf/phase/backward/cpu_ms"]
+    assert (
+        first["zz_perf/phase/backward/cpu_ms"]
+        >= 2 * BURN_MS
+        > BURN_MS
+        <= last["zz_perf/phase/backward/cpu_ms"]
+    )
 
 
 def test_a_backward_pass_within_another_one_and_of_another_model_is_backward_too() -> None:
@@ -309,7 +314,7 @@ def test_what_a_model_returns_may_be_its_parameter_or_hold_itself() -> None:
         for x in run.steps([torch.ones(2)] * 4):
             net(x)[1]["product"].sum().backward()
     assert not net.own._backward_hooks
-    assert "perf/phase/backward/cpu_ms" in keeps.logged[-1]
+    assert "zz_perf/phase/backward/cpu_ms" in keeps.logged[-1]
 
 
 def test_copies_of_the_model_and_its_optimizer_know_nothing_of_the_run() -> None:
@@ -365,7 +370,7 @@ def test_events_divide_a_step_at_the_last_gradient(monkeypatch: pytest.MonkeyPat
             optimizer.zero_grad()
     before, after = (
         {
-            phase: logged[f"perf/phase/{phase}/cpu_ms"] + logged[f"perf/phase/{phase}/blocked_ms"]
+            phase: logged[f"zz_perf/phase/{phase}/cpu_ms"] + logged[f"zz_perf/phase/{phase}/blocked_ms"]
             for phase in ("forward", "backward", "wait")
         }
         for logged in (keeps.logged[6], keeps.logged[-1])
@@ -388,7 +393,7 @@ def test_what_takes_longer_on_a_gpu_is_reported_without_waiting_for_it(phase: st
             optimizer.step()
             optimizer.zero_grad()
     *_, last = keeps.logged
-    times = {name: last[f"perf/phase/{name}/blocked_ms"] for name in ("forward", "backward", "optimizer")}
+    times = {name: last[f"zz_perf/phase/{name}/blocked_ms"] for name in ("forward", "backward", "optimizer")}
     assert max(times, key=lambda name: times[name]) == phase
     assert times[phase] > 5.0  # 20 million cycles of at most 4 GHz
 
@@ -404,7 +409,7 @@ def test_a_model_that_takes_no_hooks_is_trained_with_the_phases_data_and_body() 
             optimizer.step()
     measured = {name.split("/")[2] for logged in keeps.logged for name in logged if "/phase/" in name}
     assert measured - {"python"} == {"data", "rest", "backward", "wait", "recording"}
-    assert all(logged["perf/phase/rest/cpu_ms"] >= BURN_MS for logged in keeps.logged)
+    assert all(logged["zz_perf/phase/rest/cpu_ms"] >= BURN_MS for logged in keeps.logged)
     assert [times for reason, times in run.health().errors.items() if "takes no hooks" in reason] == [1]
 
 
@@ -418,5 +423,5 @@ def test_a_parameter_that_is_frozen_takes_no_hook_at_the_next_marked_step() -> N
             net(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    marked = [number for number, logged in enumerate(keeps.logged, 1) if "perf/own_ms" in logged]
+    marked = [number for number, logged in enumerate(keeps.logged, 1) if "zz_perf/own_ms" in logged]
     assert marked == [1, *(number for number in range(2, 13) if is_measured(number, 4))]

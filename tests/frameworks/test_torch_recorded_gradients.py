@@ -36,10 +36,10 @@ def backward(model, factor=1.0):
 def recorded(path):
     """(step, name) -> the histogram of a gradient."""
     return {
-        (event.step, value.tag.removesuffix("/gradient")): value.data
+        (event.step, value.tag.removeprefix("zz_gradient/")): value.data
         for event in read_directory(path)
         for value in event.values
-        if value.tag.endswith("/gradient")
+        if value.tag.startswith("zz_gradient/")
     }
 
 
@@ -288,9 +288,9 @@ def test_shards_of_fsdp2_are_recorded_also_if_optimizers_step_while_other_layers
     finally:
         torch.distributed.destroy_process_group()
     [path] = RunDir(tmp_path / "run").rank_dirs().values()
-    values = [v for event in read_directory(path) for v in event.values if v.tag.endswith("/gradient")]
+    values = [v for event in read_directory(path) for v in event.values if v.tag.startswith("zz_gradient/")]
     shards = {value.tag: value.shard.global_shape for value in values}
-    assert shards == {f"{name}/gradient": p.shape for name, p in network().named_parameters()}
+    assert shards == {f"zz_gradient/{name}": p.shape for name, p in network().named_parameters()}
 
 
 def test_model_records_them_too_also_in_sink_mode(tmp_path):

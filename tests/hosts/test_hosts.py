@@ -86,7 +86,7 @@ def test_a_host_trains_the_same_bits_and_is_recorded(host: str, tmp_path: Path) 
     check(run, rows)
     tags = {*run.scalars().tags}
     assert REPORTED[host] in tags
-    assert 1 not in run.scalars("perf/step_ms")["step"].tolist()  # it began before the run
+    assert 1 not in run.scalars("zz_perf/step_ms")["step"].tolist()  # it began before the run
     if host in EVALUATED:
         assert run.scalars(EVALUATED[host])["step"].tolist() == [4, 8]
     if host in CONFIG:
@@ -140,7 +140,7 @@ def test_the_variable_alone_knows_what_the_host_knows(host: str, tmp_path: Path)
     run = ds.open_run(tmp_path / "run")
     assert run.state == "finished"
     check(run, rows)
-    assert {REPORTED[host], "norms/gradient"} <= {*run.scalars().tags}
+    assert {REPORTED[host], "zz_norms/gradient"} <= {*run.scalars().tags}
     assert run.scalars(EVALUATED[host])["step"].tolist() == [4, 8]
 
 
@@ -191,7 +191,7 @@ def test_zero_on_two_ranks_has_phases_of_the_model_and_says_that_norms_are_missi
     assert (run.state, run.world_size) == ("finished", 2)
     for rank in range(2):
         check(run, json.loads((tmp_path / f"deepspeed.{rank}.json").read_text()), rank=rank)
-    assert {"perf/phase/forward/cpu_ms", "perf/phase/optimizer/cpu_ms"} <= {*run.scalars(rank=1).tags}
+    assert {"zz_perf/phase/forward/cpu_ms", "zz_perf/phase/optimizer/cpu_ms"} <= {*run.scalars(rank=1).tags}
     assert "run.log(grad_norm=engine.get_global_grad_norm())" in said
 
 

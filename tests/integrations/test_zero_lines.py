@@ -137,11 +137,17 @@ def test_the_ranks_of_torchrun_are_one_run_which_its_workers_and_agent_do_not_to
     for rank in range(2):
         rows = json.loads((tmp_path / f"ddp.{rank}.json").read_text())["rows"]
         check(run, rows, rank=rank)
-        for tag in ("perf/step_ms", "perf/own_ms", "perf/wait_ms"):  # the first step began before the run
+        for tag in (
+            "zz_perf/step_ms",
+            "zz_perf/own_ms",
+            "zz_perf/wait_ms",
+        ):  # the first step began before the run
             assert column(run, tag, rank=rank)[0] == list(range(2, 1 + len(rows))), tag
-    assert {"perf/phase/data/cpu_ms", "perf/phase/forward/cpu_ms", "perf/phase/optimizer/cpu_ms"} <= {
-        *run.scalars(rank=0).tags
-    }
+    assert {
+        "zz_perf/phase/data/cpu_ms",
+        "zz_perf/phase/forward/cpu_ms",
+        "zz_perf/phase/optimizer/cpu_ms",
+    } <= {*run.scalars(rank=0).tags}
 
 
 def test_the_tasks_of_srun_are_one_run(door: Path, tmp_path: Path) -> None:
@@ -268,7 +274,7 @@ def test_the_options_are_those_of_init(tmp_path: Path) -> None:
     code, stderr = trained(tmp_path, "plain", DISTSUMMARY_OPTIONS=json.dumps(options))
     assert code == 0, stderr
     assert "(files: tensorboard)" in stderr
-    assert "norms/gradient" in ds.open_run(tmp_path / "run").scalars().tags
+    assert "zz_norms/gradient" in ds.open_run(tmp_path / "run").scalars().tags
 
 
 def test_a_tee_records_what_the_script_gives_to_its_summary_writer(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_histograms_and_tensors_are_dealt_and_every_parameter_is_shown_by_some_r
 
 def test_the_merged_run_shows_the_statistics_and_the_lineage_of_all_ranks(at_run_dir: Verdict) -> None:
     read = at_run_dir.read("./")
-    assert {"loss/scalar", "loss/min/scalar", "loss/max/scalar"} <= read["scalar"].keys()
+    assert {"loss/scalar", "zz_ranks/loss/min/scalar", "zz_ranks/loss/max/scalar"} <= read["scalar"].keys()
     assert read["lineage"]["device_num"] == RANKS
     assert read["lineage"]["metric"]
     assert read["dataset_graph"]
@@ -105,7 +105,7 @@ def test_the_landscapes_are_shown_with_the_curves_and_the_lineage_of_the_run(
         assert read["landscape"]["intervals"]
         assert read["landscape"]["final"]
         assert "loss/auto/scalar" in read["scalar"]  # MindInsight's page asks for this tag and no other
-        assert "loss/max/scalar" in read["scalar"]
+        assert "zz_ranks/loss/max/scalar" in read["scalar"]
         assert read["lineage"]["network"] == "DigitsNet"
 
 

@@ -65,14 +65,20 @@ def test_a_merged_histogram_says_which_rank_recorded_it(demo: Demo, recorded: Vi
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_every_rank_has_scalars_images_and_its_share_of_the_histograms(recorded: View, rank: int) -> None:
     run = f"rank_{rank:05d}"
-    assert {tag for name, tag in recorded.scalars if name == run} >= {"loss", "lr", "perf/step_ms"}
+    assert {tag for name, tag in recorded.scalars if name == run} >= {"loss", "lr", "zz_perf/step_ms"}
     assert any(name == run for name, _ in recorded.images)
     assert any(name == run for name, _ in recorded.histograms)
 
 
 def test_the_merged_run_has_the_statistics_of_all_ranks(recorded: View) -> None:
     tags = {tag for name, tag in recorded.scalars if name == "."}
-    assert tags >= {"loss", "loss/min", "loss/median", "loss/max", "loss/argmax_rank"}
+    assert tags >= {
+        "loss",
+        "zz_ranks/loss/min",
+        "zz_ranks/loss/median",
+        "zz_ranks/loss/max",
+        "zz_ranks/loss/argmax_rank",
+    }
 
 
 def test_the_merged_loss_is_the_mean_of_the_ranks_at_every_step(recorded: View) -> None:

@@ -60,7 +60,7 @@ def test_train_records_everything_in_both_modes(tmp_path, mode):
     assert operators <= found.keys()
     for key in operators | {("image", "input_data/auto"), ("histogram", "conv.weight/auto")}:
         assert steps_of(tmp_path, key) == [1, 2, 4], key
-    assert steps_of(tmp_path, ("scalar", "perf/step_ms")) == [1, 2, 3, 4, 5]
+    assert steps_of(tmp_path, ("scalar", "zz_perf/step_ms")) == [1, 2, 3, 4, 5]
     assert ("scalar", "learning_rate/auto") in found
     lineage = lineage_of(tmp_path)
     assert lineage.train.hyper_parameters.optimizer == "Momentum"

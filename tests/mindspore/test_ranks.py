@@ -57,7 +57,7 @@ def test_the_ranks_are_merged_and_each_has_its_directory(launched):
     assert [step for step, _ in merged["scalar", "loss/auto"]] == [1, *range(5, STEPS + 1, 5)]
     for rank in range(RANKS):
         found = values_of(run_dir / f"rank_{rank:05}")
-        assert [step for step, _ in found["scalar", "perf/step_ms"]] == [*range(1, STEPS + 1)]
+        assert [step for step, _ in found["scalar", "zz_perf/step_ms"]] == [*range(1, STEPS + 1)]
 
 
 def test_the_lineage_is_that_of_all_ranks(launched):
@@ -68,7 +68,7 @@ def test_the_lineage_is_that_of_all_ranks(launched):
 
 def test_the_steps_have_phases_of_data_and_the_rest(launched):
     tags = {tag for _, tag in values_of(launched[0] / "rank_00001")}
-    assert {"perf/phase/data/cpu_ms", "perf/phase/rest/cpu_ms", "perf/own_ms"} <= tags
+    assert {"zz_perf/phase/data/cpu_ms", "zz_perf/phase/rest/cpu_ms", "zz_perf/own_ms"} <= tags
 
 
 def test_why_names_the_rank_that_computes_more(launched):

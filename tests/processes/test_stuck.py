@@ -47,8 +47,8 @@ def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
     while True:
         events = EventAccumulator(str(run_dir)).Reload()
         tags = events.Tags()
-        ranks = events.Scalars("alerts/rank") if "alerts/rank" in tags["scalars"] else []
-        texts = events.Tensors("alerts") if "alerts" in tags["tensors"] else []
+        ranks = events.Scalars("zz_alerts/rank") if "zz_alerts/rank" in tags["scalars"] else []
+        texts = events.Tensors("zz_alerts/text") if "zz_alerts/text" in tags["tensors"] else []
         said = [text.tensor_proto.string_val[0].decode() for text in texts]
         found = [
             (rank.step, rank.value, text)

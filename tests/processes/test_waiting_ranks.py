@@ -28,7 +28,7 @@ def directory(fork_server, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_only_what_blocks_a_rank_alone_is_its_own(directory: Path, kind: str) -> None:
     run = ds.open_run(directory / kind)
     blocked_s = {
-        phase: 1e-3 * np.median(run.matrix(f"perf/phase/{phase}/blocked_ms")[2][SKIPPED:], axis=0)
+        phase: 1e-3 * np.median(run.matrix(f"zz_perf/phase/{phase}/blocked_ms")[2][SKIPPED:], axis=0)
         for phase in (*PHASES, "wait")
     }
     for phase in PHASES:

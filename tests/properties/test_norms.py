@@ -138,7 +138,7 @@ def test_merged_norms_are_those_of_the_whole_parameters(model: Any, blocks: bool
             assert merged.update_max[row] == np.abs(update).max(initial=0.0)
         else:
             assert np.isnan([merged.update_sums[row], merged.update_max[row]]).all()
-    total = [one.data for one in values[1:] if one.tag == "norms/weight"]
+    total = [one.data for one in values[1:] if one.tag == "zz_norms/weight"]
     every = np.sqrt(sum(np.square(weight.astype(np.float64)).sum() for weight, _, _ in tensors.values()))
     assert total == [pytest.approx(every, rel=exact)]
 

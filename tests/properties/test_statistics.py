@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distsummary.aggregate import statistics as module
-from distsummary.aggregate.statistics import KEY_TAGS, SAMPLED, RecordedScalars, StatisticsRule, over_ranks
+from distsummary.aggregate.statistics import KEY_TAGS, RecordedScalars, StatisticsRule, over_ranks
+from distsummary.format.own_tags import SYSTEM_TAGS
 
 
 @given(
@@ -37,7 +38,7 @@ def test_the_statistics_are_those_of_numpy_in_any_order_of_the_values(table, ran
         assert statistics.argmax_rank[i] == next(r for r, v in by_rank.items() if v == column.max())
 
 
-TAGS = ["loss", "a", "b", "c", "a/min", "perf/ranks", "system/gpu/x", "system/node/y"]
+TAGS = ["loss", "a", "b", "c", "zz_ranks/a/min", "zz_ranks/count", "zz_system/gpu/x", "zz_system/node/y"]
 
 
 def by_loop(recorded, key_tags, limit):
@@ -51,7 +52,7 @@ def by_loop(recorded, key_tags, limit):
         means = []
         for tag in sorted(here):
             by_rank = here[tag]
-            if tag.startswith(SAMPLED):
+            if tag.startswith(SYSTEM_TAGS):
                 mine = newest.setdefault(tag, {})
                 mine.update(by_rank)
                 if min(mine) not in by_rank:
@@ -70,10 +71,10 @@ def by_loop(recorded, key_tags, limit):
             means.append((tag, one.mean[0]))
             if is_declared or tag in begun:
                 for kind in ("min", "median", "max", "argmax_rank"):
-                    if f"{tag}/{kind}" not in known:
-                        means.append((f"{tag}/{kind}", float(getattr(one, kind)[0])))
-        if means and "perf/ranks" not in known:
-            means.append(("perf/ranks", float(len({rank for of in here.values() for rank in of}))))
+                    if f"zz_ranks/{tag}/{kind}" not in known:
+                        means.append((f"zz_ranks/{tag}/{kind}", float(getattr(one, kind)[0])))
+        if means and "zz_ranks/count" not in known:
+            means.append(("zz_ranks/count", float(len({rank for of in here.values() for rank in of}))))
         if means:
             found.append((step, means))
     return found

@@ -22,4 +22,4 @@ def test_many_ranks_become_one_run(tmp_path: Path) -> None:
     assert "last loss of each rank:" in done.stdout
     run_dir = RunDir(tmp_path / "run")
     assert sorted(run_dir.rank_dirs()) == [0, 1]
-    assert tags(run_dir.base)["loss/max"] == set(range(1, 41))
+    assert tags(run_dir.base)["zz_ranks/loss/max"] == set(range(1, 41))

@@ -63,9 +63,9 @@ def test_four_ranks_make_one_run(tmp_path):
         assert scalars(path, "loss") == {step: step + rank + 1.0 for step in range(1, 21)}
     for dialect in DIALECTS:
         assert scalars(run_dir.base, "loss", dialect) == {step: step + 2.5 for step in range(1, 21)}
-        assert scalars(run_dir.base, "loss/max", dialect)[20] == 24.0
-        assert set(scalars(run_dir.base, "loss/argmax_rank", dialect).values()) == {3.0}
-        assert set(scalars(run_dir.base, "perf/step_ms", dialect)) == set(range(1, 21))
+        assert scalars(run_dir.base, "zz_ranks/loss/max", dialect)[20] == 24.0
+        assert set(scalars(run_dir.base, "zz_ranks/loss/argmax_rank", dialect).values()) == {3.0}
+        assert set(scalars(run_dir.base, "zz_perf/step_ms", dialect)) == set(range(1, 21))
     merged = read_lineage(run_dir.base)
     assert merged.train is not None
     assert merged.train.hyper_parameters.device_num == 4

@@ -13,8 +13,8 @@ from tests.torture.reader import decode, files_of, records
 from tests.torture.workload import DIALECTS
 
 Steps = dict[tuple[str, int], dict[str, str]]  # (dialect, step) -> tag -> fingerprint
-ON_RANKS = "perf/ranks"
-ABOUT = ("custom_scalars__config__", "distsummary/run", "_hparams_/")  # no values: their steps are when known
+ON_RANKS = "zz_ranks/count"
+ABOUT = ("custom_scalars__config__", "zz_run", "_hparams_/")  # no values: their steps are when known
 COMPARED = 5  # differences that a complaint names
 
 

@@ -62,9 +62,9 @@ def slow(step: int, rank: int) -> list[Value]:
     is_slow = rank == 2 and step >= 300
     return [
         Value("scalar", "loss", float("nan") if (rank, step) == (1, 500) else 1 / step + rank / 100),
-        Value("scalar", "perf/step_ms", 30 + step % 7 + 8 * (step >= 300)),
-        Value("scalar", "perf/own_ms", 20 + (step * 31 + rank * 17) % 5 + 8 * is_slow),
-        Value("scalar", "perf/wait_ms", 10.0 - 8 * is_slow + 8 * (step >= 300)),
+        Value("scalar", "zz_perf/step_ms", 30 + step % 7 + 8 * (step >= 300)),
+        Value("scalar", "zz_perf/own_ms", 20 + (step * 31 + rank * 17) % 5 + 8 * is_slow),
+        Value("scalar", "zz_perf/wait_ms", 10.0 - 8 * is_slow + 8 * (step >= 300)),
         Value("scalar", NASTY, -1.0),
         *([norms(step)] if rank == 0 else []),
         *(media(step, rank) if step % 5 == 0 and rank < 3 else []),

@@ -517,12 +517,12 @@ def test_nothing_is_said_if_quiet_without_training_or_before_it_has_begun(
 def test_system_metrics_stand_at_the_last_step_and_are_turned_off(tmp_path: Path) -> None:
     train(tmp_path / "on", 3, world_size=1)
     found = {v.tag: (e.step, v.data) for e in read_directory(tmp_path / "on") for v in e.values}
-    step, memory_gib = found["system/process/memory_gib"]
+    step, memory_gib = found["zz_system/process/memory_gib"]
     assert step == 3
     assert 0 < memory_gib < 1024
     train(tmp_path / "off", 3, world_size=1, system_metrics=False)
     tags = {v.tag for e in read_directory(tmp_path / "off") for v in e.values}
-    assert not any(tag.startswith("system/") for tag in tags)
+    assert not any(tag.startswith("zz_system/") for tag in tags)
 
 
 def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_manifest(

@@ -10,15 +10,13 @@ from distsummary.collect.compare.batch_digest import batch_digest
 from distsummary.collect.compare.own_settings import own_settings
 from distsummary.collect.values.sources import Source
 from distsummary.diagnosis.settings import HOST, LOCAL_RANK
-from distsummary.format.check_tags import BATCH_TAGS
+from distsummary.format.own_tags import BATCH_TAGS, OWN_MS, STEP_MS
 from distsummary.format.records import Value
 from distsummary.rundir.rank_facts import RankFacts
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
-from distsummary.training.run import STEP_MS
 from distsummary.training.step_context import StepContext
 from distsummary.training.timing.affordable import affordable_every
-from distsummary.training.timing.phases import OWN_MS
 
 if TYPE_CHECKING:
     from distsummary.collect.compare.torch_checksums import Checksums

@@ -1,14 +1,16 @@
 """Records what an optimizer that keeps Kronecker factors of its layers reports of them, as one table."""
 
 from distsummary.collect.values.sources import Source
+from distsummary.format.own_tags import CURVATURE_TAGS
 from distsummary.format.records import Value
 from distsummary.frameworks.base import Curvature, CurvatureSource
 from distsummary.rundir.deal import Steps
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.step_context import StepContext
 
-DAMPING, REFRESHES, SKIPPED = "curvature/damping", "curvature/refreshes", "curvature/skipped"
-REFRESH_MS, LAYERS, FIGURES = "curvature/refresh_ms", "curvature/layers", "curvature/figures"
+DAMPING, REFRESHES, SKIPPED, REFRESH_MS, LAYERS, FIGURES = (
+    CURVATURE_TAGS + name for name in ("damping", "refreshes", "skipped", "refresh_ms", "layers", "figures")
+)
 _HEAD = (
     "| layer | trace of A | trace of G | condition of A | condition of G | skipped |",
     "|---|---|---|---|---|---|",

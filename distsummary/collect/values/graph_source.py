@@ -10,6 +10,7 @@ from distsummary.base.checks import check_choice
 from distsummary.base.failures import Failures
 from distsummary.collect.values.sources import Source
 from distsummary.errors import InvalidTypeError
+from distsummary.format.own_tags import AUTO
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.deal import Steps
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TREE, OPERATIONS = GRAPHS = ("modules", "ops")
-TAG = "train_network/auto"  # MindSpore's name; the files have no place for it
+TAG = f"train_network{AUTO}"  # MindSpore's name; the files have no place for it
 
 
 class Observer(Protocol):

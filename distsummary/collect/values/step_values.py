@@ -12,6 +12,7 @@ from distsummary.collect.selection import Selection
 from distsummary.collect.values.checked_values import checked_copy, is_real
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import OURS, Compatibility
+from distsummary.format.own_tags import AUTO, IMAGE_TAG, LEARNING_RATE_TAG, LOSS_TAG
 from distsummary.format.png import layout_of
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of, spec_of
@@ -19,9 +20,6 @@ from distsummary.rundir.deal import Group, Share, Steps
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import mean_later, mean_of
 
-LOSS_TAG = "loss/auto"
-LEARNING_RATE_TAG = "learning_rate/auto"
-IMAGE_TAG = "input_data/auto"
 MAX_IMAGES = 8
 
 
@@ -166,7 +164,7 @@ class Parameters:
 
         values = []
         for name, tensor, shard in self.due(steps, step, failures):
-            data = failures.call(f"{plugin} of {name}", snapshot, f"{name}/auto", tensor)
+            data = failures.call(f"{plugin} of {name}", snapshot, name + AUTO, tensor)
             if data is not None:
-                values.append(Value(plugin, f"{name}/auto", data, shard))
+                values.append(Value(plugin, name + AUTO, data, shard))
         return values

@@ -13,6 +13,7 @@ import psutil
 
 from distsummary.base.failures import Failures
 from distsummary.errors import ClosedError
+from distsummary.format.own_tags import NODE_TAGS, PROCESS_CPU, PROCESS_MEMORY, PROCESS_PRIVATE, PROCESS_TAGS
 from distsummary.rundir.timeouts import BEAT_S
 from distsummary.rundir.topology import Topology
 
@@ -75,8 +76,8 @@ def process_reading(process: psutil.Process) -> Reading:
     memory = process.memory_info()
     private = memory.rss - getattr(memory, "shared", 0)
     return Reading(
-        {"system/process/memory_gib": memory.rss / GIB, "system/process/private_gib": private / GIB},
-        {"system/process/cpu_percent": 100 * time.process_time()},
+        {PROCESS_MEMORY: memory.rss / GIB, PROCESS_PRIVATE: private / GIB},
+        {PROCESS_CPU: 100 * time.process_time()},
     )
 
 
@@ -86,8 +87,8 @@ def process_disk_reading(process: psutil.Process) -> Reading:
     return Reading(
         {},
         {
-            "system/process/disk_read_mb_per_s": io.read_bytes / MB,
-            "system/process/disk_write_mb_per_s": io.write_bytes / MB,
+            f"{PROCESS_TAGS}disk_read_mb_per_s": io.read_bytes / MB,
+            f"{PROCESS_TAGS}disk_write_mb_per_s": io.write_bytes / MB,
         },
     )
 
@@ -99,8 +100,8 @@ def node_reading() -> Reading:
     # The user time already includes the time for guests (virtual machines).
     busy_s = sum(times) - idle_s - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     return Reading(
-        {"system/node/memory_percent": psutil.virtual_memory().percent},
-        {"system/node/cpu_percent": 100 * busy_s / (psutil.cpu_count() or 1)},
+        {f"{NODE_TAGS}memory_percent": psutil.virtual_memory().percent},
+        {f"{NODE_TAGS}cpu_percent": 100 * busy_s / (psutil.cpu_count() or 1)},
     )
 
 
@@ -108,9 +109,9 @@ def disk_reading(directory: Path) -> Reading:
     """How full the disk of a directory is, and what the node reads from and writes to all its disks."""
     totals = {}
     if (io := psutil.disk_io_counters()) is not None:
-        totals["system/node/disk_read_mb_per_s"] = io.read_bytes / MB
-        totals["system/node/disk_write_mb_per_s"] = io.write_bytes / MB
-    return Reading({"system/node/disk_used_percent": psutil.disk_usage(str(directory)).percent}, totals)
+        totals[f"{NODE_TAGS}disk_read_mb_per_s"] = io.read_bytes / MB
+        totals[f"{NODE_TAGS}disk_write_mb_per_s"] = io.write_bytes / MB
+    return Reading({f"{NODE_TAGS}disk_used_percent": psutil.disk_usage(str(directory)).percent}, totals)
 
 
 def network_reading() -> Reading:
@@ -119,8 +120,8 @@ def network_reading() -> Reading:
     return Reading(
         {},
         {
-            "system/node/network_received_mb_per_s": sum(io.bytes_recv for io in counters) / MB,
-            "system/node/network_sent_mb_per_s": sum(io.bytes_sent for io in counters) / MB,
+            f"{NODE_TAGS}network_received_mb_per_s": sum(io.bytes_recv for io in counters) / MB,
+            f"{NODE_TAGS}network_sent_mb_per_s": sum(io.bytes_sent for io in counters) / MB,
         },
     )
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from distsummary.format.own_tags import GPU_ALLOCATED, GPU_MEMORY, GPU_RESERVED, GPU_UTILIZATION
+
 logger = logging.getLogger(__name__)
 
 Levels = dict[str, float]
@@ -25,13 +27,13 @@ def gpu_sources(network: object) -> dict[str, Callable[[], Levels]]:
     def memory() -> Levels:
         free, total = torch.cuda.mem_get_info(device)
         return {
-            "system/gpu/memory_percent": 100 * (1 - free / total),
-            "system/gpu/reserved_gib": torch.cuda.memory_reserved(device) / 2**30,
-            "system/gpu/allocated_gib": torch.cuda.memory_allocated(device) / 2**30,
+            GPU_MEMORY: 100 * (1 - free / total),
+            GPU_RESERVED: torch.cuda.memory_reserved(device) / 2**30,
+            GPU_ALLOCATED: torch.cuda.memory_allocated(device) / 2**30,
         }
 
     def utilization() -> Levels:
-        return {"system/gpu/utilization_percent": float(torch.cuda.utilization(device))}
+        return {GPU_UTILIZATION: float(torch.cuda.utilization(device))}
 
     if torch.version.hip is None and importlib.util.find_spec("pynvml") is None:
         logger.warning("the utilization of the GPU is not recorded; run: pip install nvidia-ml-py")

@@ -8,6 +8,7 @@ from distsummary.collect.values.checked_values import checked_copy
 from distsummary.collect.values.sources import Source
 from distsummary.collect.values.step_values import Parameters
 from distsummary.format.compatibility import OURS, Compatibility
+from distsummary.format.own_tags import GRADIENT_TAGS
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_optimizer import OptimizerSteps, as_seen
@@ -18,7 +19,6 @@ from distsummary.training.timing.phases import RECORDING
 
 logger = logging.getLogger(__name__)
 
-SUFFIX = "/gradient"
 SKIPPED = (
     "gradients are due, but the optimizer skips its step, since GradScaler found some that are not finite; "
     "they are recorded at the next step that it makes"
@@ -33,12 +33,12 @@ NO_STEP = (
 class Gradients(Source):
     """Copies gradients before a step of an optimizer.
 
-    Each parameter's gradient is recorded as `<name>/gradient`: after what the loop did to it (accumulation,
-    unscaling, clipping), before the optimizer uses it. Of several steps of the optimizer within a step of the
-    training, the first counts. If the optimizer makes no step when gradients are due, as while the loop
-    accumulates them or if GradScaler skips the step, they are recorded at the next step that it makes. A
-    parameter without a gradient records nothing. Of a sparse gradient, the values of the rows that it has
-    are recorded.
+    Each parameter's gradient is recorded under its name after GRADIENT_TAGS: after what the loop did to it
+    (accumulation, unscaling, clipping), before the optimizer uses it. Of several steps of the optimizer
+    within a step of the training, the first counts. If the optimizer makes no step when gradients are due, as
+    while the loop accumulates them or if GradScaler skips the step, they are recorded at the next step that
+    it makes. A parameter without a gradient records nothing. Of a sparse gradient, the values of the rows
+    that it has are recorded.
 
     Args:
         parameters: which parameters, and which of them this rank records.
@@ -158,7 +158,7 @@ class Gradients(Source):
     def _value(self, name: str, parameter: Any, shard: Shard | None, scale: Any) -> Value | None:
         if parameter.grad is None:
             return None
-        gradient, tag = as_seen(parameter.grad, scale), name + SUFFIX
+        gradient, tag = as_seen(parameter.grad, scale), GRADIENT_TAGS + name
         # A gradient may be split in another way than its parameter.
         if shard is not None:
             shard = self._framework.shard(gradient)

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from distsummary.base.failures import Failures
 from distsummary.collect.plan import share
 from distsummary.collect.values.sources import Source
-from distsummary.format.check_tags import LAG, NONFINITE_TAGS
-from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.norms import COLUMNS, ParameterNorms, ParameterTable
+from distsummary.format.own_tags import LAG, NONFINITE_TAGS, NONFINITE_TEXT, NORMS_TAG
 from distsummary.format.records import Array, Value
 from distsummary.frameworks.base import Pending
 from distsummary.frameworks.torch import FRAMEWORK
@@ -43,7 +43,6 @@ from distsummary.training.timing.phases import RECORDING
 
 logger = logging.getLogger(__name__)
 
-NONFINITE_TAG = "norms/nonfinite"  # of the text that names the first parameter
 PARAGRAPH = "\n\n"  # between texts of a value; TensorBoard shows Markdown
 TURNS = 8  # a parameter's update is measured at every 8th step of its optimizer
 _PLAIN = (Tensor, nn.Parameter)
@@ -130,7 +129,7 @@ class Norms(Source):
         texts = [self._texts.popleft() for _ in range(len(self._texts))]
         # Of several values under a tag at a step, only the last would be kept, so the texts become one.
         if texts:
-            found.append(Value("text", NONFINITE_TAG, PARAGRAPH.join(texts)))
+            found.append(Value("text", NONFINITE_TEXT, PARAGRAPH.join(texts)))
         while self._sick:
             found += self._nonfinite_values(*self._sick.popleft(), step)
         return found
@@ -295,7 +294,7 @@ class Norms(Source):
                 f"{table.local_sizes[first]} elements that are not finite at step {step} on rank "
                 f"{self._finite.rank}{others}"
             )
-            if self._finite.report(f"norms/{kind}", found):
+            if self._finite.report(NONFINITE_TAGS[kind], found):
                 self._texts.append(found)
 
 

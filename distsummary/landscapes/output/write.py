@@ -36,6 +36,7 @@ from distsummary.events.writer import RankWriter
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.mindspore_format import encode_version
+from distsummary.format.own_tags import LOSS_TAG
 from distsummary.format.records import MINDSPORE, TENSORBOARD, Batch, Event, Image, Landscape, Value
 from distsummary.landscapes.directions.prepare import readable
 from distsummary.landscapes.output.describe import end_step
@@ -45,14 +46,13 @@ from distsummary.landscapes.output.loss_grid import LossGrid
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import read_run
 
-LOSS_TAGS = ("loss", "loss/auto")  # distsummary's tag and MindSpore's
+LOSS_TAGS = ("loss", LOSS_TAG)  # distsummary's tag and MindSpore's
 # A picture in TensorBoard is a card about 400 pixels wide: small in inches, so that the fonts are large.
 CARDS: dict[str, dict[str, Any]] = {  # 640 pixels wide
     "contour": {"size": (4.0, 3.8), "dpi": 160},
     "surface": {"size": (5.0, 4.7), "dpi": 128},
     "curve": {"size": (4.0, 3.8), "dpi": 160},
 }
-SHOWN_LOSS_TAG = "loss/auto"  # the only tag that MindInsight's landscape page reads
 
 _log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ def shows_loss(directory: Path) -> bool:
     """Whether a training in a directory recorded the loss that MindInsight's landscape page shows."""
     try:
         values = read_values(directory, MINDSPORE, mode="skip")
-        return any(value.tag == SHOWN_LOSS_TAG for value in values)
+        return any(value.tag == LOSS_TAG for value in values)
     except (OSError, DamagedFileError) as error:
         _log.warning("the loss curve of %s cannot be read: %s", directory, error)
         return False
@@ -249,7 +249,7 @@ def read_loss_curve(run_dir: RunDir) -> list[Event]:
         for tag in LOSS_TAGS:
             # The last event of each step counts: a later attempt repeats steps of an earlier one.
             curve = {
-                event.step: Event(event.step, event.wall_time, [Value("scalar", SHOWN_LOSS_TAG, value.data)])
+                event.step: Event(event.step, event.wall_time, [Value("scalar", LOSS_TAG, value.data)])
                 for event in events
                 for value in event.values
                 if value.plugin == "scalar" and value.tag == tag

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsummary.base.guard import Counts, Guard, guarded
 from distsummary.format.measured_steps import is_measured
-from distsummary.format.records import PHASE_TAGS
+from distsummary.format.own_tags import EVERY, OWN_MS, PHASE_TAGS, WAIT_MS
 from distsummary.training.timing.affordable import affordable_every
 from distsummary.training.timing.worker_queues import WorkerQueues
 
@@ -40,10 +40,7 @@ TAGS = {phase: tuple(f"{PHASE_TAGS}{phase}/{measure}" for measure in MEASURES) f
 SHORT_S = 20e-6  # a phase that has the thread wait for no longer than this is not looked at more closely
 COMPUTING = (FORWARD, BACKWARD, OPTIMIZER, REST)
 ON_DEVICE = (*COMPUTING, WAIT)
-OWN_MS = "perf/own_ms"  # what the thread did by itself: CPU and blocked time of all phases but WAIT
-WAIT_MS = "perf/wait_ms"
 _NOTHING = (0.0, 0.0, 0.0)
-EVERY = f"{PHASE_TAGS}every"  # one step in so many is marked; not reported while it is 1
 STEP_PHASES = (
     *(tag for tags in TAGS.values() for tag in tags),
     *(OWN_MS, WAIT_MS, EVERY),

@@ -18,7 +18,7 @@ export function compare({ compare: found }) {
   all.push(h("p", { class: "quiet" }, `${counted(equal, "fact")} ${equal === 1 ? "is" : "are"} equal.`))
   all.push(h("h3", {}, "Where the curves part"))
   const several = runs.length > 2
-  const partings = tags.flatMap(({ tag, partings }) => partings.map((one, index) => one && isReported(tag, one) && row(tag, one, runs[index + 1].name, index + 1, several)).filter(Boolean))
+  const partings = tags.flatMap(({ tag, partings }) => partings.map((one, index) => one?.is_reported && row(tag, one, runs[index + 1].name, index + 1, several)).filter(Boolean))
   if (partings.length) {
     all.push(h("p", { class: "quiet" }, `${apart[0].toUpperCase()}${apart.slice(1)}. Choose a row to see its curves.`),
       h("div", { class: "scroll" }, table(["curve", ...(several ? ["run"] : []), "differ from", "apart from", "steps of both", `last: ${runs[0].name}`, several ? "other run" : runs[1].name], partings,
@@ -40,9 +40,6 @@ function row(tag, one, name, index, several) {
     cells: [short(tag), ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), text(last[0]), text(last[1])],
   }
 }
-
-// Samples of the machine that hardly share a step show nothing, see is_reported in runs/compare.py.
-const isReported = (tag, one) => one.common > 1 || !tag.startsWith("system/")
 
 const short = (tag) => h("span", { class: "name", title: tag }, tag)
 const text = (value) => (typeof value === "string" ? value : number(value, 6)) // "NaN"

@@ -10,7 +10,8 @@ from distsummary import merge_run
 from distsummary.aggregate.merged_files import is_merged
 from distsummary.cli.main import main
 from distsummary.events.reader import read_directory
-from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.norms import ParameterNorms, ParameterTable
+from distsummary.format.own_tags import NORMS_TAG
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, TENSORBOARD, Event, Value
 from tests.unit.aggregate.live_ranks import Ranks
 
@@ -62,7 +63,7 @@ def merged(directory, dialect=MINDSPORE, attempt=None):
                 if value.plugin == NORMS:
                     columns = {name: column.tolist() for name, column in value.data.columns.items()}
                     found[one.step] = repr((value.data.table, columns))
-                elif value.tag.startswith("norms/"):
+                elif value.tag.startswith("zz_norms/"):
                     scalars.setdefault(value.tag, []).append((one.step, value.data))
     return found, scalars
 
@@ -89,7 +90,7 @@ def test_parts_add_up_and_copies_count_once(ranks):
     assert one.weight_sums.tolist() == [1.0 + 2 + 3 + 4, 16.0, 16.0]
     np.testing.assert_equal(one.update_sums, [2.5, 4.0, NAN])
     np.testing.assert_equal(one.update_max, [3.0, 0.0, NAN])
-    expected = {"norms/gradient": 42**0.5, "norms/weight": 42**0.5}
+    expected = {"zz_norms/gradient": 42**0.5, "zz_norms/weight": 42**0.5}
     for dialect in (MINDSPORE, TENSORBOARD):
         _, scalars = merged(ranks.run_dir.base, dialect)
         assert scalars == {
@@ -119,7 +120,7 @@ def test_live_and_afterwards_are_the_same(tmp_path, formats):
     for dialect in (MINDSPORE, TENSORBOARD):
         there = merged(ranks.run_dir.base, dialect)
         assert there == merged(tmp_path / "offline", dialect)
-        assert len(there[1]["norms/gradient"]) == 60
+        assert len(there[1]["zz_norms/gradient"]) == 60
     assert len(merged(ranks.run_dir.base)[0]) == 60
 
 
@@ -157,7 +158,7 @@ def test_without_the_norms_of_a_rank_a_parameter_that_is_split_has_none_and_that
     assert one.weight_nonfinite.tolist() == [0, 0, 0]
     _, scalars = merged(ranks.run_dir.base)
     assert {tag: [step for step, _ in points] for tag, points in scalars.items()} == {
-        "norms/gradient": [1], "norms/weight": [1]
+        "zz_norms/gradient": [1], "zz_norms/weight": [1]
     }  # fmt: skip
 
 

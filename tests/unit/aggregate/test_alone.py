@@ -109,9 +109,13 @@ def test_a_loader_that_takes_most_of_the_time_and_memory_that_grows_are_warnings
         lone.write(
             rows(
                 first,
-                **{"perf/step_ms": [40.0] * 100, "perf/data_wait_ms": [30.0] * 100, "loss": [1.0] * 100},
+                **{
+                    "zz_perf/step_ms": [40.0] * 100,
+                    "zz_perf/data_wait_ms": [30.0] * 100,
+                    "loss": [1.0] * 100,
+                },
             ),
-            Event(first, 0.0, [Value("scalar", "system/process/private_gib", 1.0 + first / 500)]),
+            Event(first, 0.0, [Value("scalar", "zz_system/process/private_gib", 1.0 + first / 500)]),
         )
     assert sorted(lone.causes()) == [("finished", 0), ("growth", 301), ("loader", 21), STARTED]
     lines = capsys.readouterr().err

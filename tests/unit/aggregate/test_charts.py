@@ -16,8 +16,8 @@ def titles(*statistics: str) -> dict[str, list[str]]:
 
 
 def test_bands_are_grouped_in_categories() -> None:
-    tags = ("val/lr", "system/process/memory_gib", "perf/step_ms", "lr", "loss/auto")
-    found = titles("perf/ranks", *(f"{tag}/{name}" for tag in tags for name in NAMES))
+    tags = ("val/lr", "zz_system/process/memory_gib", "zz_perf/step_ms", "lr", "loss/auto")
+    found = titles("zz_ranks/count", *(f"zz_ranks/{tag}/{name}" for tag in tags for name in NAMES))
     assert found == {
         "loss and learning rate": [
             "loss/auto: median, min to max",
@@ -26,13 +26,13 @@ def test_bands_are_grouped_in_categories() -> None:
             "lr: rank of the max",
         ],
         "perf": [
-            "perf/step_ms: median, min to max",
-            "perf/step_ms: rank of the max",
-            "perf/ranks: on how many ranks a step stands",
+            "zz_perf/step_ms: median, min to max",
+            "zz_perf/step_ms: rank of the max",
+            "zz_ranks/count: on how many ranks a step stands",
         ],
         "system": [
-            "system/process/memory_gib: median, min to max",
-            "system/process/memory_gib: rank of the max",
+            "zz_system/process/memory_gib: median, min to max",
+            "zz_system/process/memory_gib: rank of the max",
         ],
         "other": ["val/lr: median, min to max", "val/lr: rank of the max"],
     }
@@ -40,17 +40,27 @@ def test_bands_are_grouped_in_categories() -> None:
 
 
 def test_a_tag_without_all_its_statistics_has_only_the_charts_that_can_be_drawn() -> None:
-    found = titles("a/min", "a/median", "a/max", "b/max", "b/argmax_rank", "c/min", "d/min", "d/max")
+    names = (
+        "zz_ranks/a/min",
+        "zz_ranks/a/median",
+        "zz_ranks/a/max",
+        "zz_ranks/b/max",
+        "zz_ranks/b/argmax_rank",
+        "zz_ranks/c/min",
+        "zz_ranks/d/min",
+        "zz_ranks/d/max",
+    )
+    found = titles(*names)
     assert found == {"other": ["a: median, min to max"]}
-    assert charts({"b/max", "b/argmax_rank"}) is None
+    assert charts({"zz_ranks/b/max", "zz_ranks/b/argmax_rank"}) is None
     assert charts(set()) is None
 
 
 def test_charts_are_margin_charts_as_tensorboard_smooths_all_others() -> None:
-    value = charts({f"a/{name}" for name in NAMES})
+    value = charts({f"zz_ranks/a/{name}" for name in NAMES})
     assert value is not None
     [category] = value.data.category
     assert not any(chart.HasField("multiline") for chart in category.chart)
     worst, band = (series for chart in category.chart for series in chart.margin.series)
-    assert (band.value, band.lower, band.upper) == ("a/median", "a/min", "a/max")
-    assert worst.value == worst.lower == worst.upper == "a/argmax_rank"
+    assert (band.value, band.lower, band.upper) == ("zz_ranks/a/median", "zz_ranks/a/min", "zz_ranks/a/max")
+    assert worst.value == worst.lower == worst.upper == "zz_ranks/a/argmax_rank"

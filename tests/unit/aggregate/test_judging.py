@@ -7,13 +7,14 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from distsummary.aggregate.judging import RANK_TAG, TEXT_TAG, judge_files
+from distsummary.aggregate.judging import judge_files
 from distsummary.aggregate.merge import merge_run
 from distsummary.cli.main import main
 from distsummary.cli.why import page_of
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
+from distsummary.format.own_tags import ALERT_RANK, ALERT_TAGS, ALERT_TEXT
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rundir.rank_facts import RankFacts, write_facts
 from distsummary.rundir.run_dir import RunDir
@@ -38,8 +39,8 @@ def phases(step, rank):
     if rank == 2 and step in SLOW:
         times["forward"] += 5.0
     loss = math.nan if rank == 1 and step == 100 else 1.0
-    measured = {f"perf/phase/{name}/cpu_ms": ms for name, ms in times.items()}
-    return scalar(step, loss=loss, **{"perf/own_ms": sum(times.values())}, **measured)
+    measured = {f"zz_perf/phase/{name}/cpu_ms": ms for name, ms in times.items()}
+    return scalar(step, loss=loss, **{"zz_perf/own_ms": sum(times.values())}, **measured)
 
 
 def write(ranks, live=None):
@@ -52,7 +53,7 @@ def write(ranks, live=None):
 
 def shown(ranks, dialect=MINDSPORE):
     found = series(ranks.run_dir.base, dialect)
-    return {key: value for key, value in found.items() if key[1].startswith(TEXT_TAG)}
+    return {key: value for key, value in found.items() if key[1] in ALERT_TAGS}
 
 
 def test_the_slow_and_the_sick_rank_are_reported_live_and_a_merge_of_the_files_says_the_same(four, capsys):
@@ -76,8 +77,8 @@ def test_the_slow_and_the_sick_rank_are_reported_live_and_a_merge_of_the_files_s
         {name: value for name, value in alert.items() if name not in ("time", "attempt")} for alert in alerts
     ]
     by_hand, by_hand_too = shown(four), shown(four, TENSORBOARD)
-    assert [step for step, _ in by_hand["text", TEXT_TAG]] == [alerts[0]["reported_step"], 100]
-    assert [(step, float(rank)) for step, rank in by_hand["scalar", RANK_TAG]] == [
+    assert [step for step, _ in by_hand["text", ALERT_TEXT]] == [alerts[0]["reported_step"], 100]
+    assert [(step, float(rank)) for step, rank in by_hand["scalar", ALERT_RANK]] == [
         (alerts[0]["reported_step"], 2.0),
         (100, 1.0),
     ]
@@ -91,8 +92,8 @@ def test_the_phases_of_the_ranks_are_not_merged(four):
     write(four)
     merge_run(four.run_dir)
     tags = {tag for _, tag in series(four.run_dir.base, MINDSPORE)}
-    assert "perf/own_ms/argmax_rank" in tags
-    assert not [tag for tag in tags if tag.startswith("perf/phase/")]
+    assert "zz_ranks/zz_perf/own_ms/argmax_rank" in tags
+    assert not [tag for tag in tags if tag.startswith("zz_perf/phase/")]
 
 
 def test_why_names_them_in_words_and_as_json_and_exits_with_1(four, capsys):
@@ -116,7 +117,7 @@ def test_at_how_many_steps_processors_were_too_busy_is_logged_once_and_counted_b
     for step in range(1, 61):
         for rank in range(4):
             event = phases(step, rank)
-            queued = scalar(step, **{"perf/phase/forward/queue_ms": 0.0 if step <= 20 else 500.0})
+            queued = scalar(step, **{"zz_perf/phase/forward/queue_ms": 0.0 if step <= 20 else 500.0})
             four.write(rank, [event, queued])
         live.advance({0, 1, 2, 3}, float(step))
     live.close()
@@ -200,7 +201,7 @@ def test_alerts_that_cannot_be_read_or_written_delay_no_merge_and_are_written_la
     four.run_dir.alerts_path.rmdir()
     live.close()
     assert reports_of(four.run_dir) == [(2, 40, 89), (1, 100, None)]
-    assert [step for step, _ in shown(four)["scalar", RANK_TAG]][1:] == [100]
+    assert [step for step, _ in shown(four)["scalar", ALERT_RANK]][1:] == [100]
 
 
 def test_what_ranks_report_late_moves_the_begin_of_an_episode_and_reports_it_no_second_time(four, capsys):
@@ -254,8 +255,8 @@ def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files
     live.show([hang])
     live.advance({0, 1, 2, 3}, 2.0)
     said = {
-        ("text", TEXT_TAG): [(6, repr("Rank 2 hangs at step 6: waits."))],
-        ("scalar", RANK_TAG): [(6, "2.0")],
+        ("text", ALERT_TEXT): [(6, repr("Rank 2 hangs at step 6: waits."))],
+        ("scalar", ALERT_RANK): [(6, "2.0")],
     }
     assert (shown(four), shown(four, TENSORBOARD)) == (said, said)
     live.abandon()
@@ -286,7 +287,7 @@ def test_a_hang_at_a_step_that_a_later_attempt_repeats_is_not_shown(tmp_path):
         Alerts(ranks.run_dir).report(attempt, hang)
         ranks.close()
     merge_run(ranks.run_dir)
-    assert [step for step, _ in shown(ranks)["scalar", RANK_TAG]] == [5]
+    assert [step for step, _ in shown(ranks)["scalar", ALERT_RANK]] == [5]
 
 
 def test_a_verdict_about_a_step_that_has_been_merged_is_shown_there(four):
@@ -303,7 +304,7 @@ def test_a_verdict_about_a_step_that_has_been_merged_is_shown_there(four):
     live.close()
     [alert] = read_alerts(four.run_dir)
     assert (alert["rank"], alert["cause"], alert["since_step"]) == (2, "config", 1)
-    assert [step for step, _ in shown(four)["scalar", RANK_TAG]] == [1]
+    assert [step for step, _ in shown(four)["scalar", ALERT_RANK]] == [1]
     steps = [step for step, _ in series(four.run_dir.base)["scalar", "loss"]]
     assert steps == [*range(1, 31)]
 
@@ -317,7 +318,7 @@ def test_a_world_that_becomes_smaller_is_judged_again(tmp_path):
             for rank in range(world_size):
                 times = {"data": 2.0, "forward": 5.0, "backward": 8.0}
                 times["forward"] += 5.0 * (rank == slow and step % 60 > 30)
-                measured = {f"perf/phase/{name}/cpu_ms": ms for name, ms in times.items()}
+                measured = {f"zz_perf/phase/{name}/cpu_ms": ms for name, ms in times.items()}
                 ranks.write(rank, [scalar(step, loss=1.0, **measured)])
         ranks.close()
     found = [(one.rank, one.cause, one.since_step) for one in judge_files(ranks.run_dir)]

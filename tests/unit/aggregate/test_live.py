@@ -53,10 +53,10 @@ def test_a_step_is_written_when_every_living_rank_has_reported_a_later_one(two):
     two.write(1, [scalar(1, loss=3.0), scalar(2, loss=4.0)])
     assert live.advance({0, 1}, 0.5) == 1
     assert points(two, "loss") == [(1, 2.0)]
-    assert points(two, "perf/ranks") == [(1, 2.0)]
+    assert points(two, "zz_ranks/count") == [(1, 2.0)]
     live.close()
     assert points(two, "loss") == [(1, 2.0), (2, 3.0), (3, 3.0)]
-    assert points(two, "perf/ranks") == [(1, 2.0), (2, 2.0), (3, 1.0)]
+    assert points(two, "zz_ranks/count") == [(1, 2.0), (2, 2.0), (3, 1.0)]
 
 
 def test_the_newest_step_is_written_when_its_ranks_have_reported_nothing_more_for_two_seconds(two):
@@ -86,7 +86,7 @@ def test_a_step_waits_thirty_seconds_for_a_rank_that_hangs(two):
     assert [live.advance({0, 1}, now) for now in (101.0, 102.5, 129.9, 130.1, 132.0)] == [0, 1, 0, 1, 1]
     two.write(1, [scalar(2, loss=2.0), scalar(4, loss=2.0)])
     report = live.close()
-    assert points(two, "perf/ranks") == [(1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+    assert points(two, "zz_ranks/count") == [(1, 2.0), (2, 1.0), (3, 1.0), (4, 1.0)]
     assert (report.steps, report.short, report.late) == (4, 2, 1)
 
 
@@ -156,7 +156,7 @@ def test_a_slow_disk_is_read_by_several_threads(tmp_path, monkeypatch):
 
 
 def test_samples_of_the_system_wait_until_no_rank_can_sample_at_their_step(two):
-    tag = "system/process/memory_gib"
+    tag = "zz_system/process/memory_gib"
     live = two.live()
     for rank in (0, 1):
         two.write(rank, [scalar(1, loss=1.0), tagged(1, {tag: 1.0})])
@@ -171,7 +171,7 @@ def test_samples_of_the_system_wait_until_no_rank_can_sample_at_their_step(two):
         two.write(rank, [scalar(2, loss=1.0)])
     live.advance({0, 1}, 40.0)
     assert points(two, tag) == [(1, 2.5)]
-    assert points(two, f"{tag}/max") == [(1, 3.0)]
+    assert points(two, f"zz_ranks/{tag}/max") == [(1, 3.0)]
     assert live.close().is_exact
 
 
@@ -252,13 +252,13 @@ def test_bulk_values_that_a_nearly_full_disk_has_no_room_for_are_left_to_a_later
 
 
 def test_a_statistic_whose_name_would_be_too_long_is_left_out(two, caplog):
-    tag = "x" * (MAX_TAG_BYTES - 5)  # there is room for /min, but not for /median
+    tag = "x" * (MAX_TAG_BYTES - len("zz_ranks//min"))  # there is room for its min, but not for its median
     live = two.live(key_tags=[tag])
     for rank in (0, 1):
         two.write(rank, [tagged(1, {tag: 1.0 + rank})])
     assert live.close().is_exact
     names = {name.replace(tag, "tag") for _, name in series(two.run_dir.base)}
-    assert names == {"tag", "tag/min", "tag/max", "perf/ranks"}
+    assert names == {"tag", "zz_ranks/tag/min", "zz_ranks/tag/max", "zz_ranks/count"}
     assert caplog.text == ""
 
 
@@ -401,7 +401,9 @@ def events_of_rank(rng, rank, world_size, steps):
             shard = Shard(global_shape=(2 * world_size,), offset=(2 * rank,))
             events.append(Event(step, 100.6 + step, [Value("histogram", "sharded", histogram, shard)]))
         if rng.random() < 0.5:
-            events.append(tagged(step, {"system/process/memory_gib": rng.random(), "system/node/load": rank}))
+            events.append(
+                tagged(step, {"zz_system/process/memory_gib": rng.random(), "zz_system/node/load": rank})
+            )
         if step % 5 == 0:
             older.append(step)
         if older and rng.random() < 0.5 and step > older[0]:
@@ -449,7 +451,7 @@ def follow_at_random(seed, path):
             for key in expected:
                 if key[0] == "scalar" or not restarts:
                     assert found[key] == expected[key], key
-    assert report.steps == len(offline["scalar", "perf/ranks"])
+    assert report.steps == len(offline["scalar", "zz_ranks/count"])
     return report.is_exact
 
 

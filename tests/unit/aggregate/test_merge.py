@@ -113,48 +113,50 @@ def test_scalars_are_merged_over_all_ranks_with_their_statistics(tmp_path):
         run.write(rank, [scalar(step, loss=loss * step, acc=rank + step) for step in (1, 2)])
     report = run.merge()
     assert run.points("loss") == [(1, 2.5), (2, 5.0)]
-    assert run.points("loss/min") == [(1, 1.0), (2, 2.0)]
-    assert run.points("loss/median") == [(1, 2.5), (2, 5.0)]
-    assert run.points("loss/max") == [(1, 4.0), (2, 8.0)]
-    assert run.points("loss/argmax_rank") == [(1, 1.0), (2, 1.0)]
+    assert run.points("zz_ranks/loss/min") == [(1, 1.0), (2, 2.0)]
+    assert run.points("zz_ranks/loss/median") == [(1, 2.5), (2, 5.0)]
+    assert run.points("zz_ranks/loss/max") == [(1, 4.0), (2, 8.0)]
+    assert run.points("zz_ranks/loss/argmax_rank") == [(1, 1.0), (2, 1.0)]
     assert run.points("acc") == [(1, 2.0), (2, 3.0)]
-    assert run.points("acc/min") == [(1, 1.0), (2, 2.0)]
-    assert run.points("perf/ranks") == [(1, 3.0), (2, 3.0)]
+    assert run.points("zz_ranks/acc/min") == [(1, 1.0), (2, 2.0)]
+    assert run.points("zz_ranks/count") == [(1, 3.0), (2, 3.0)]
     assert (report.ranks, report.missing_ranks, report.steps) == ((0, 1, 2), (), 2)
     assert report.last_steps == {0: 2, 1: 2, 2: 2}
     assert sorted(path.name for path in report.files) == [n for n in names(tmp_path) if "merged" in n]
 
 
 def test_samples_of_the_system_are_merged_though_ranks_take_them_at_different_steps(run):
-    tag = "system/process/memory_gib"
+    tag = "zz_system/process/memory_gib"
     for rank, steps in enumerate(((3, 8), (2, 9))):
         run.write(rank, [Event(step, 1.0, [Value("scalar", tag, 10.0 * rank + step)]) for step in steps])
     run.merge()
     assert run.points(tag) == [(2, 12.0), (3, 7.5), (8, 10.0)]  # rank 0 was not there yet at step 2
-    assert run.points(f"{tag}/max") == [(2, 12.0), (3, 12.0), (8, 12.0)]
-    assert run.points(f"{tag}/argmax_rank") == [(2, 1.0), (3, 1.0), (8, 1.0)]
+    assert run.points(f"zz_ranks/{tag}/max") == [(2, 12.0), (3, 12.0), (8, 12.0)]
+    assert run.points(f"zz_ranks/{tag}/argmax_rank") == [(2, 1.0), (3, 1.0), (8, 1.0)]
 
 
 def test_tags_that_are_asked_for_get_all_statistics(run):
     run.write(0, [scalar(1, acc=0.5)])
     run.write(1, [scalar(1, acc=1.0)])
     run.merge(key_tags=["acc"])
-    assert run.points("acc/max") == [(1, 1.0)]
+    assert run.points("zz_ranks/acc/max") == [(1, 1.0)]
     with pytest.raises(InvalidTypeError, match="key_tags"):
         run.merge(key_tags="acc")
 
 
 def test_the_charts_for_tensorboard_are_of_the_statistics_that_the_merge_made(run):
-    run.write(0, [Event(1, 101.0, [Value("scalar", tag, 1.0) for tag in ("acc", "loss", "lr", "lr/min")])])
+    run.write(
+        0, [Event(1, 101.0, [Value("scalar", tag, 1.0) for tag in ("acc", "loss", "lr", "zz_ranks/lr/min")])]
+    )
     run.write(0, [scalar(1, loss=0.5)], role="eval")
     run.merge(key_tags=["acc"])
     [(step, layout)] = run.points(LAYOUT_TAG, TENSORBOARD)
     assert (step, run.points(LAYOUT_TAG)) == (1, [])  # MindSpore's dialect has no place for it
     found = {category.title: [chart.title for chart in category.chart] for category in layout.category}
     loss = ["loss: rank of the max", "loss: median, min to max"]  # TensorBoard begins with the last one
-    assert found == {  # the ranks recorded lr/min: it is no limit of a band
+    assert found == {  # the ranks recorded the min of lr: it is no limit of a band
         "loss and learning rate": loss,
-        "perf": ["perf/ranks: on how many ranks a step stands"],
+        "perf": ["zz_ranks/count: on how many ranks a step stands"],
         "other": ["acc: rank of the max", "acc: median, min to max"],
     }
     [(_, layout)] = run.points(LAYOUT_TAG, TENSORBOARD, run.run_dir.base / "eval")
@@ -210,8 +212,8 @@ def test_a_nan_of_one_rank_is_visible_and_named(run):
     run.write(1, [scalar(1, loss=NAN)])
     run.merge()
     assert np.isnan(run.points("loss")[0][1])
-    assert run.points("loss/max") == [(1, 1.0)]
-    assert run.points("loss/argmax_rank") == [(1, 1.0)]
+    assert run.points("zz_ranks/loss/max") == [(1, 1.0)]
+    assert run.points("zz_ranks/loss/argmax_rank") == [(1, 1.0)]
 
 
 def test_a_rank_that_misses_a_step_does_not_count_there(run):
@@ -229,7 +231,7 @@ def test_a_rank_without_a_directory_is_named(tmp_path):
         shutil.rmtree(run.run_dir.writer_dir("train", rank, 3))
     report = run.merge()
     assert (report.ranks, report.missing_ranks) == ((2,), (0, 1))
-    assert run.points("loss/argmax_rank") == [(1, 2.0)]
+    assert run.points("zz_ranks/loss/argmax_rank") == [(1, 2.0)]
 
 
 def test_a_step_recorded_twice_counts_as_recorded_last(run):
@@ -496,7 +498,7 @@ def test_the_report_counts_the_steps_that_the_merged_run_did_not_have_or_had_of_
     assert run.merge().completed == 0
     run.write(1, [scalar(step, loss=2.0) for step in (2, 4)])
     assert run.merge().completed == 2
-    assert run.points("perf/ranks") == [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0)]
+    assert run.points("zz_ranks/count") == [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0)]
 
 
 def test_many_steps_are_compared_too(run):
@@ -526,15 +528,15 @@ def test_a_later_attempt_may_have_fewer_ranks_and_fewer_steps(run):
     run.start(world_size=2)
     run.write(0, [scalar(3, loss=2.0)])
     assert run.merge().completed == 0
-    assert run.points("perf/ranks") == [(1, 2.0), (2, 2.0), (3, 1.0)]
+    assert run.points("zz_ranks/count") == [(1, 2.0), (2, 2.0), (3, 1.0)]
 
 
 def test_a_tag_of_the_user_with_the_name_of_ours_compares_nothing(run):
-    run.write(0, [Event(1, 1.0, [Value("scalar", "perf/ranks", 9.0)])])
+    run.write(0, [Event(1, 1.0, [Value("scalar", "zz_ranks/count", 9.0)])])
     run.merge()
-    run.write(0, [Event(1, 1.0, [Value("scalar", "perf/ranks", 3.0)])])
+    run.write(0, [Event(1, 1.0, [Value("scalar", "zz_ranks/count", 3.0)])])
     assert run.merge().completed == 0
-    assert run.points("perf/ranks") == [(1, 3.0)]
+    assert run.points("zz_ranks/count") == [(1, 3.0)]
 
 
 def test_what_a_merge_left_that_died_while_publishing_goes_with_the_next(run):
@@ -638,7 +640,7 @@ def test_tags_that_one_merge_declares_have_statistics_in_the_next_ones_too(run):
     run.merge(key_tags=["acc"])
     run.merge(key_tags=["val"])
     run.merge()
-    assert run.points("acc/max") == run.points("val/max") == [(1, 1.0)]
+    assert run.points("zz_ranks/acc/max") == run.points("zz_ranks/val/max") == [(1, 1.0)]
     assert run.run_dir.read_manifest()["key_tags"] == ["acc", "val"]
 
 

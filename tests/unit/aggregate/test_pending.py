@@ -11,7 +11,7 @@ from distsummary.events.reader import ReadEvent
 from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.format.records import Shard, Value
 
-SAMPLE = "system/process/memory_gib"
+SAMPLE = "zz_system/process/memory_gib"
 FILE = Path("events")
 
 

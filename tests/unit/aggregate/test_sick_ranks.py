@@ -4,7 +4,8 @@ import pytest
 
 from distsummary.aggregate.judging import judge_files
 from distsummary.diagnosis.alerts import read_alerts
-from distsummary.format.check_tags import BATCH_TAGS, NONFINITE_TAGS, bits_tags, halves, packed, weights_of
+from distsummary.format.check_tags import bits_tags, halves, packed, weights_of
+from distsummary.format.own_tags import BATCH_TAGS, NONFINITE_TAGS
 from distsummary.rundir.rank_facts import FACTS, RankFacts, read_facts, write_facts
 from tests.unit.aggregate.live_ranks import Ranks, scalar
 
@@ -62,7 +63,7 @@ def test_they_are_named_live_and_from_the_files_alike(four, chunk):
     assert verdicts[2].evidence.startswith("the parameter '1.weight' differs from 3 replicas that agree")
     assert verdicts[3].evidence == "the gradient of the parameter '0.bias' is not finite"
     merged = four.offline(four.run_dir.base.parent / "copy")
-    assert not [tag for _, tag in merged if tag.startswith("perf/check/")]
+    assert not [tag for _, tag in merged if tag.startswith("zz_check/")]
 
 
 def test_without_facts_parameters_have_numbers_and_settings_are_not_compared(four):
@@ -86,7 +87,7 @@ def test_the_settings_of_three_ranks_are_compared_if_the_fourth_reports_none(fou
 
 def test_samples_that_come_after_their_step_name_the_rank_with_more_memory(four):
     live = four.live()
-    tag = "system/process/memory_gib"
+    tag = "zz_system/process/memory_gib"
     for step in range(1, STEPS + 1):
         for rank in range(4):
             four.write(rank, [scalar(step, loss=1.0)])

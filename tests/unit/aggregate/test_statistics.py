@@ -80,24 +80,24 @@ def merged(*recorded, key_tags=(), rule=None, is_late=False):
 
 def test_a_declared_tag_has_all_statistics_from_its_first_step_on():
     found = merged((1, 0, {"loss": 1.0, "acc": 2.0}), (2, 0, {"acc": 3.0}), key_tags=["acc"])
-    statistics = dict.fromkeys(("/min", "/median", "/max"), 1.0) | {"/argmax_rank": 0.0}
-    of_loss = {f"loss{kind}": value for kind, value in statistics.items()}
-    of_acc = {f"acc{kind}": value * 2 for kind, value in statistics.items()}
-    assert found[1] == {"acc": 2.0, **of_acc, "loss": 1.0, **of_loss, "perf/ranks": 1.0}
-    assert [*found[2]] == ["acc", "acc/min", "acc/median", "acc/max", "acc/argmax_rank", "perf/ranks"]
+    statistics = dict.fromkeys(("min", "median", "max"), 1.0) | {"argmax_rank": 0.0}
+    of_loss = {f"zz_ranks/loss/{kind}": value for kind, value in statistics.items()}
+    of_acc = {f"zz_ranks/acc/{kind}": value * 2 for kind, value in statistics.items()}
+    assert found[1] == {"acc": 2.0, **of_acc, "loss": 1.0, **of_loss, "zz_ranks/count": 1.0}
+    assert [*found[2]] == ["acc", *of_acc, "zz_ranks/count"]
 
 
 @pytest.mark.parametrize("other", [1.5, NAN])
 def test_any_other_tag_has_them_from_the_first_step_at_which_its_ranks_differ(other):
     steps = [(step, rank, {"acc": 1.0}) for step in (1, 2, 4, 5) for rank in (0, 1)]
     found = merged(*steps[:4], (3, 0, {"acc": 1.0}), (3, 1, {"acc": other}), *steps[4:])
-    assert [step for step, values in found.items() if "acc/min" in values] == [3, 4, 5]
+    assert [step for step, values in found.items() if "zz_ranks/acc/min" in values] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -0.5])
 def test_ranks_that_all_have_the_same_do_not_differ_nor_does_a_rank_without_the_tag(value):
     found = merged((1, 0, {"acc": value}), (1, 1, {"acc": value}), (1, 2, {"lr": 1.0}), (2, 1, {"acc": 3.0}))
-    assert not any(name.startswith("acc/") for values in found.values() for name in values)
+    assert not any(name.startswith("zz_ranks/acc/") for values in found.values() for name in values)
 
 
 def test_at_most_so_many_tags_get_them_by_step_then_by_tag_and_the_log_names_the_first_without(caplog):
@@ -109,7 +109,7 @@ def test_at_most_so_many_tags_get_them_by_step_then_by_tag_and_the_log_names_the
     with caplog.at_level(logging.WARNING):
         for number, values in ((0, (1, 2)), (1, (1, 1)), (2, (1, 2)), (3, (3, 4))):
             found = merged(*step(number, values), rule=rule)[number]
-    having = [name.removesuffix("/min") for name in found if name.endswith("/min")]
+    having = [name.split("/")[1] for name in found if name.endswith("/min")]
     assert having == [*(f"t{n:03d}" for n in range(MAX_DIFFERING - 1)), "t299"]
     [record] = caplog.records
     assert "'t255' at step 2" in record.message
@@ -118,28 +118,28 @@ def test_at_most_so_many_tags_get_them_by_step_then_by_tag_and_the_log_names_the
 
 def test_a_statistic_gives_way_to_a_tag_of_its_name_from_that_tags_first_step_on():
     found = merged(*((step, rank, {"loss": rank}) for step in (1, 3) for rank in (0, 1)),
-        (2, 1, {"loss/min": 7.0}), (3, 1, {"perf/ranks": 9.0}))  # fmt: skip
-    assert (found[1]["loss/min"], found[1]["perf/ranks"]) == (0.0, 2.0)
-    assert found[2] == {"loss/min": 7.0, "perf/ranks": 1.0}
-    assert "loss/min" not in found[3]
-    assert (found[3]["loss/max"], found[3]["perf/ranks"]) == (1.0, 9.0)
+        (2, 1, {"zz_ranks/loss/min": 7.0}), (3, 1, {"zz_ranks/count": 9.0}))  # fmt: skip
+    assert (found[1]["zz_ranks/loss/min"], found[1]["zz_ranks/count"]) == (0.0, 2.0)
+    assert found[2] == {"zz_ranks/loss/min": 7.0, "zz_ranks/count": 1.0}
+    assert "zz_ranks/loss/min" not in found[3]
+    assert (found[3]["zz_ranks/loss/max"], found[3]["zz_ranks/count"]) == (1.0, 9.0)
 
 
 def test_a_step_stands_on_the_ranks_that_recorded_any_scalar_at_it():
     found = merged(
         (1, 0, {"a": 1.0}), (1, 2, {"b": 1.0}), (1, 0, {"b": 1.0}), (2, 5, {"a": 1.0}), (2, 5, {"a": 2.0})
     )
-    assert {step: values["perf/ranks"] for step, values in found.items()} == {1: 2.0, 2: 1.0}
+    assert {step: values["zz_ranks/count"] for step, values in found.items()} == {1: 2.0, 2: 1.0}
     assert found[2]["a"] == 2.0  # recorded twice: the last one counts
 
 
 def test_values_count_as_the_files_hold_them():
-    assert merged((1, 0, {"a": 0.1}), (1, 1, {"a": 1e300}))[1]["a/min"] == float(np.float32(0.1))
+    assert merged((1, 0, {"a": 0.1}), (1, 1, {"a": 1e300}))[1]["zz_ranks/a/min"] == float(np.float32(0.1))
     assert merged((1, 0, {"a": 1e300}))[1]["a"] == INF
 
 
 def test_samples_of_ranks_meet_at_the_steps_of_the_lowest_rank_so_far():
-    tag = "system/node/x"
+    tag = "zz_system/node/x"
     recorded = [  # step, rank, value
         (9, 3, 3.0), (10, 1, 1.0), (12, 3, 3.1), (20, 1, 1.1), (25, 2, 2.0), (30, 1, 1.2), (31, 3, 3.3),
         (40, 0, 0.0), (41, 1, 1.3), (42, 0, 0.1),
@@ -147,8 +147,8 @@ def test_samples_of_ranks_meet_at_the_steps_of_the_lowest_rank_so_far():
     found = merged(*((step, rank, {tag: value}) for step, rank, value in recorded))
     mean = {9: 3.0, 10: 2.0, 20: 2.1, 30: 2.1, 40: 1.625, 42: 1.675}
     assert {step: values[tag] for step, values in found.items()} == pytest.approx(mean)
-    assert found[42][f"{tag}/argmax_rank"] == 3.0
-    assert f"{tag}/min" not in found[9]
+    assert found[42][f"zz_ranks/{tag}/argmax_rank"] == 3.0
+    assert f"zz_ranks/{tag}/min" not in found[9]
 
 
 def test_a_step_that_does_not_come_after_the_earlier_ones_is_refused():
@@ -171,6 +171,12 @@ def test_a_tag_may_come_late_but_its_step_has_reported_its_ranks_by_then():
     )
     assert found == {
         1: {"x": 1.0},
-        2: {"x": 1.5, "x/min": 1.0, "x/median": 1.5, "x/max": 2.0, "x/argmax_rank": 1.0},
+        2: {
+            "x": 1.5,
+            "zz_ranks/x/min": 1.0,
+            "zz_ranks/x/median": 1.5,
+            "zz_ranks/x/max": 2.0,
+            "zz_ranks/x/argmax_rank": 1.0,
+        },
     }
-    assert merged((4, 0, {"x": 1.0}), rule=rule)[4]["x/min"] == 1.0  # it has begun
+    assert merged((4, 0, {"x": 1.0}), rule=rule)[4]["zz_ranks/x/min"] == 1.0  # it has begun

@@ -60,7 +60,7 @@ def test_the_ranks_are_one_run_by_their_numbers(nasty_tmp_path, write, state, na
         assert (report.ranks, report.missing_ranks, report.steps) == ((0, 1), (), 3)
     for dialect in DIALECTS:
         assert points(prefix, "loss", dialect) == [(1, 6.0), (2, 7.0), (3, 8.0)]
-        assert points(prefix, "loss/argmax_rank", dialect) == [(1, 1.0), (2, 1.0), (3, 1.0)]
+        assert points(prefix, "zz_ranks/loss/argmax_rank", dialect) == [(1, 1.0), (2, 1.0), (3, 1.0)]
     assert fsck(prefix).exit_code == 0
     assert read_status(prefix).run.state == state
     problems = ds.open_run(prefix).problems

@@ -203,7 +203,7 @@ def test_the_host_of_a_converted_file_is_this_one(nasty_tmp_path: Path):
 
 
 def test_what_is_for_a_page_of_tensorboard_has_no_place_in_mindspores_dialect(nasty_tmp_path: Path):
-    layout = charts({"loss/min", "loss/median", "loss/max"})
+    layout = charts({"zz_ranks/loss/min", "zz_ranks/loss/median", "zz_ranks/loss/max"})
     assert layout is not None
     only = [Event(1, 1.0, [session_start({"lr": 0.1}, 1.0)]), Event(1, 1.0, [layout])]
     events = [Event(1, 1.0, [Value("scalar", "loss", 0.5)]), *only]

@@ -217,11 +217,15 @@ def test_settings_for_tensorboard_are_described(tmp_path):
 
 
 def test_a_layout_for_tensorboard_is_described(tmp_path):
-    event = Event(1, 2.0, [charts({"loss/min", "loss/median", "loss/max"})])
+    event = Event(1, 2.0, [charts({"zz_ranks/loss/min", "zz_ranks/loss/median", "zz_ranks/loss/max"})])
     write_events(tmp_path, [event], run_id="00000000000000ff")
     [record] = dump(tmp_path)
     assert (record["plugin"], record["tag"]) == ("custom_scalars", "custom_scalars__config__")
-    margin = {"series": [{"value": "loss/median", "lower": "loss/min", "upper": "loss/max"}]}
+    margin = {
+        "series": [
+            {"value": "zz_ranks/loss/median", "lower": "zz_ranks/loss/min", "upper": "zz_ranks/loss/max"}
+        ]
+    }
     chart = {"title": "loss: median, min to max", "margin": margin}
     assert record["value"] == {"category": [{"title": "loss and learning rate", "chart": [chart]}]}
 
@@ -229,7 +233,7 @@ def test_a_layout_for_tensorboard_is_described(tmp_path):
 def test_norms_are_listed_by_parameter(nasty_tmp_path: Path):
     path = event_file(nasty_tmp_path, samples.norms(step=3))
     [line] = lines(path)
-    assert (line["plugin"], line["tag"], line["step"]) == ("norms", "norms", 7)
+    assert (line["plugin"], line["tag"], line["step"]) == ("norms", "zz_norms", 7)
     assert line["value"]["parameters"] == [
         {"name": "a.weight", "weight": 1.0, "gradient": 3.0, "nonfinite": [0, 0]},
         {"name": "b.größe", "weight": 2.0, "gradient": "NaN", "nonfinite": [0, 3]},

@@ -37,7 +37,7 @@ def test_merge_makes_one_run_and_reports_it_as_json(tmp_path, capsys):
     assert main(["merge", str(run_dir.base), "--json", "--tag", "acc"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == [0, 1]
     merged = {v.tag: v.data for e in read_directory(run_dir.base) for v in e.values}
-    assert (merged["acc"], merged["acc/max"], merged["acc/argmax_rank"]) == (0.5, 1.0, 1.0)
+    assert (merged["acc"], merged["zz_ranks/acc/max"], merged["zz_ranks/acc/argmax_rank"]) == (0.5, 1.0, 1.0)
     events = [Event(2, 0.0, [Value("scalar", "acc", 1.0)])]
     write_events(run_dir.writer_dir("train", 2, 3), events, run_id="00000000000000ab", rank=2)
     assert main(["merge", str(run_dir.base)]) == 0

@@ -321,8 +321,8 @@ def test_real_files_hold_the_run(nasty_tmp_path):
     for event in read_directory(nasty_tmp_path):
         steps.setdefault(event.step, {}).update({v.tag: v for v in event.values})
     assert sorted(steps) == [1, 2, 3]
-    assert f"| numpy | {np.__version__} |" in steps[1]["distsummary/run"].data
-    assert steps[3].keys() == {"loss", "perf/step_ms", "perf/data_wait_ms"}
+    assert f"| numpy | {np.__version__} |" in steps[1]["zz_run"].data
+    assert steps[3].keys() == {"loss", "zz_perf/step_ms", "zz_perf/data_wait_ms"}
     assert steps[2]["layer1.weight/auto"].data.count == 1
     assert steps[2]["input_data/auto"].plugin == "image"
     assert len(list(nasty_tmp_path.glob("*_lineage"))) == 1
@@ -506,7 +506,7 @@ def test_a_step_left_by_break_holds_the_weights_of_that_moment_or_none(tmp_path,
     assert writers[0].values("scalar", 5)["loss"] == 5
     assert writers[0].steps("histogram") == ([1] if is_held else [1, 5])
     assert writers[0].values("tensor")["layer1.weight/auto"] == (1 if is_held else 5)
-    assert ("perf/step_ms" in writers[0].values("scalar", 5)) != is_held
+    assert ("zz_perf/step_ms" in writers[0].values("scalar", 5)) != is_held
     checkpoints = {path.name for path in tmp_path.rglob("*.ckpt")}
     assert len(checkpoints) == (1 if is_held else 2), checkpoints
     assert health.dropped == ({"histogram": 5, "tensor": 1, "checkpoint": 1} if is_held else {})
@@ -552,7 +552,7 @@ def test_numbers_and_copies_of_a_step_between_due_ones_are_recorded_in_their_ord
                 run._given.numbers["late"] = Copy()
             run.log(b=number / 2)
     tags = [[value.tag for value in event.values if value.plugin == "scalar"] for event in writers[0].events]
-    perf = ["perf/step_ms", "perf/data_wait_ms"]
+    perf = ["zz_perf/step_ms", "zz_perf/data_wait_ms"]
     assert [found for found in tags if found] == [
         ["b", "a", *perf], ["b", "a", "late", *perf], ["b", "a", *perf],
     ]  # fmt: skip

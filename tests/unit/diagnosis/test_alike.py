@@ -7,7 +7,8 @@ from distsummary.diagnosis.memory import MemoryImbalance
 from distsummary.diagnosis.settings import different_settings
 from distsummary.diagnosis.shard import SameBatches
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.format.check_tags import BATCH_TAGS, halves
+from distsummary.format.check_tags import halves
+from distsummary.format.own_tags import BATCH_TAGS
 from distsummary.rundir.rank_facts import RankFacts
 
 
@@ -83,7 +84,7 @@ def test_what_is_no_fault_of_the_data() -> None:
 
 def memory(samples: list[tuple[int, int, float]]) -> list[Verdict]:
     steps, ranks, values = (np.array(column) for column in zip(*samples, strict=True))
-    return MemoryImbalance().add(["system/process/memory_gib"], np.zeros_like(ranks), ranks, steps, values)
+    return MemoryImbalance().add(["zz_system/process/memory_gib"], np.zeros_like(ranks), ranks, steps, values)
 
 
 def test_a_rank_that_takes_more_memory_for_three_samples_is_named_once() -> None:

@@ -37,14 +37,14 @@ def one_axis(rank: int) -> dict[str, int]:
 def test_own_times_sorts_scalars_of_any_order_and_leaves_out_waiting() -> None:
     tags = [
         "loss",
-        "perf/phase/data/cpu_ms",
-        "perf/phase/data/blocked_ms",
-        "perf/phase/wait/cpu_ms",
-        "perf/phase/wait/blocked_ms",
-        "perf/phase/backward/cpu_ms",
-        "perf/phase/forward/queue_ms",
-        "perf/phase/rest/queue_ms",
-        "perf/phase/evaluation/cpu_ms",
+        "zz_perf/phase/data/cpu_ms",
+        "zz_perf/phase/data/blocked_ms",
+        "zz_perf/phase/wait/cpu_ms",
+        "zz_perf/phase/wait/blocked_ms",
+        "zz_perf/phase/backward/cpu_ms",
+        "zz_perf/phase/forward/queue_ms",
+        "zz_perf/phase/rest/queue_ms",
+        "zz_perf/phase/evaluation/cpu_ms",
     ]
     rows = [(tag, rank, step) for step in (2, 1) for rank in (1, 0) for tag in range(len(tags))]
     which, ranks, steps = (np.array(column) for column in zip(*rows, strict=True))
@@ -86,7 +86,7 @@ def test_a_rank_that_is_slow_outside_of_its_model_is_named_with_the_cause(
     phase: str, measure: str, cause: str
 ) -> None:
     judge = Judge(one_axis)
-    tags = [f"perf/phase/{phase}/{measure}"]
+    tags = [f"zz_perf/phase/{phase}/{measure}"]
     found = []
     for step in range(1, 201):
         times = reported(step, 4)
@@ -250,7 +250,7 @@ def test_only_steps_that_all_ranks_report_are_judged() -> None:
 
 
 def test_own_times_reports_which_step_a_rank_reports_next() -> None:
-    tags = ["perf/phase/data/cpu_ms", "perf/phase/every"]
+    tags = ["zz_perf/phase/data/cpu_ms", "zz_perf/phase/every"]
     which, ranks = np.array([0, 0, 1]), np.array([0, 1, 1])
     [one] = own_times(tags, which, ranks, np.array([8, 8, 8]), np.array([1.0, 2.0, 8.0]))
     assert one.every.tolist() == [1, 8]

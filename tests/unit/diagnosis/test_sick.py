@@ -8,7 +8,7 @@ import pytest
 
 from distsummary.diagnosis.sick import FirstNonFinite
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.format.check_tags import LAG, NONFINITE_TAGS
+from distsummary.format.own_tags import LAG, NONFINITE_TAGS
 
 Row = tuple[int, int, str, float]  # step, rank, tag, value
 INPUT, GRADIENT, WEIGHT = (NONFINITE_TAGS[kind] for kind in ("input", "gradient", "weight"))

@@ -27,7 +27,7 @@ def loaders(loader_ms, step_ms=SYNTHETIC_MS, *, at_once: int = 10**9) -> list[Ve
             [loader_ms[:, part].ravel(), np.broadcast_to(step_ms, loader_ms.shape)[:, part].ravel()]
         )
         found += judge.add(
-            ["perf/data_wait_ms", "loss", "perf/step_ms"],
+            ["zz_perf/data_wait_ms", "loss", "zz_perf/step_ms"],
             np.repeat([0, 2], size),
             np.tile(np.repeat(np.arange(ranks), len(steps)), 2),
             np.tile(steps, 2 * ranks),
@@ -80,7 +80,7 @@ def test_one_slow_loader_of_four_is_that_rank_and_three_are_the_run():
     assert loaders(np.array([slow, quick, slow, slow]))[0].ranks == (0, 2, 3)
 
 
-def memory(gib, *, tag="system/process/private_gib", ranks=1) -> list[Verdict]:
+def memory(gib, *, tag="zz_system/process/private_gib", ranks=1) -> list[Verdict]:
     judge, found = Growth(), []
     for step, values in enumerate(np.atleast_2d(gib).T):
         found += judge.add(
@@ -127,7 +127,7 @@ def test_memory_that_does_not_grow_is_not_reported(gib):
 
 def test_the_verdict_names_rank_amount_and_pace():
     [verdict] = memory(
-        np.array([np.full(60, 2.0), 2 + 0.1 * np.arange(60)]), tag="system/gpu/allocated_gib", ranks=2
+        np.array([np.full(60, 2.0), 2 + 0.1 * np.arange(60)]), tag="zz_system/gpu/allocated_gib", ranks=2
     )
     assert (verdict.rank, verdict.since_step, verdict.reported_step) == (1, 300, 2600)
     assert verdict.evidence == "its memory on its GPU grew from 2.3 to 4.6 GiB by step 2,600, 1.02 MiB a step"

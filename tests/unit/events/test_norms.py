@@ -90,7 +90,7 @@ def test_norms_stay_when_bulk_values_have_to_go_and_count_as_norms(tmp_path):
     rank = writer(tmp_path, NearlyFull())
     events = [Event(1, 1.0, [samples.norms(), Value("tensor", "t", samples.PICTURE)])]
     rank.write(Batch(run_id=RUN_ID, attempt=0, rank=0, first_seq=1, events=events))
-    rank.write(batch(2, (2,), Value(NORMS, "norms", None)))
+    rank.write(batch(2, (2,), Value(NORMS, "zz_norms", None)))
     rank.close()
     assert names(read_directory(tmp_path)) == [(1, TABLE)]
     assert rank.health().dropped == {"tensor": 1, NORMS: 1}
@@ -101,7 +101,7 @@ def test_the_only_rank_of_a_run_shows_their_totals_also_if_a_batch_is_sent_twice
     rank = writer(tmp_path, Refusing(failing), shows_norms=True)
     for first in (1, 3):
         sent = batch(first, (first, first + 1), None)
-        own = Value("scalar", "norms/weight", 7.0)  # what a user recorded under a name of ours stays
+        own = Value("scalar", "zz_norms/weight", 7.0)  # what a user recorded under a name of ours stays
         sent.events[0].values.append(own)
         with suppress(OSError):
             rank.write(sent)
@@ -114,7 +114,7 @@ def test_the_only_rank_of_a_run_shows_their_totals_also_if_a_batch_is_sent_twice
             for value in event.values
             if value.plugin == "scalar"
         }
-        weights = {step: number for (step, tag), number in found.items() if tag == "norms/weight"}
+        weights = {step: number for (step, tag), number in found.items() if tag == "zz_norms/weight"}
         assert weights == {1: 7.0, 2: pytest.approx(14**0.5), 3: 7.0, 4: pytest.approx(14**0.5)}
-        assert {tag for _, tag in found} == {"loss", "norms/gradient", "norms/weight"}
+        assert {tag for _, tag in found} == {"loss", "zz_norms/gradient", "zz_norms/weight"}
     assert rank.health().dropped == {}

@@ -9,7 +9,8 @@ from hypothesis.extra import numpy as hnp
 
 from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
-from distsummary.format.norms import NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.norms import ParameterNorms, ParameterTable
+from distsummary.format.own_tags import NORMS_TAG
 from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
 from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.png import encode_image

@@ -13,7 +13,7 @@ from distsummary.format.records import MINDSPORE, TENSORBOARD, Event, EventIds, 
 from distsummary.format.tensorboard_format import decode_event
 
 IDS = EventIds(run_id="00000000000000ff", attempt=1, seq=7)
-STATISTICS = {f"loss/{name}" for name in ("min", "median", "max", "argmax_rank")}
+STATISTICS = {f"zz_ranks/loss/{name}" for name in ("min", "median", "max", "argmax_rank")}
 # The bytes that TensorBoard 2.21's `custom_scalar.summary.pb(REPORTED)` returns with TensorFlow 2.21.
 GOLDEN = bytes.fromhex(
     "0ab9010a18637573746f6d5f7363616c6172735f5f636f6e6669675f5f42880108071200428101127f0a166c6f737320616e64206c6561"
@@ -40,8 +40,8 @@ REPORTED = layout(
     ),
 )
 OURS = layout(
-    margin("loss: rank of the max", *["loss/argmax_rank"] * 3),
-    margin("loss: median, min to max", "loss/median", "loss/min", "loss/max"),
+    margin("loss: rank of the max", *["zz_ranks/loss/argmax_rank"] * 3),
+    margin("loss: median, min to max", "zz_ranks/loss/median", "zz_ranks/loss/min", "zz_ranks/loss/max"),
 )
 
 

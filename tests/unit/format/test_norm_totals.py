@@ -30,11 +30,11 @@ def totals(gradients, weights, gradient_nonfinite=0):
 
 def test_the_totals_are_norms_over_all_parameters():
     found = totals([3.0, 4.0, None], [2.0, 1.0, 2.0])
-    assert found == pytest.approx({"norms/gradient": 5.0, "norms/weight": 3.0})
-    assert totals([None, None], [3.0, 4.0]) == pytest.approx({"norms/weight": 5.0})
+    assert found == pytest.approx({"zz_norms/gradient": 5.0, "zz_norms/weight": 3.0})
+    assert totals([None, None], [3.0, 4.0]) == pytest.approx({"zz_norms/weight": 5.0})
 
 
 def test_a_total_without_the_part_of_a_rank_is_left_out_but_not_one_with_a_nan():
-    assert {*totals([NAN, 1.0], [1.0, 1.0])} == {"norms/weight"}
-    assert {*totals([1.0, 1.0], [NAN, 1.0])} == {"norms/gradient"}
-    assert math.isnan(totals([NAN, 1.0], [1.0, 1.0], gradient_nonfinite=[1, 0])["norms/gradient"])
+    assert {*totals([NAN, 1.0], [1.0, 1.0])} == {"zz_norms/weight"}
+    assert {*totals([1.0, 1.0], [NAN, 1.0])} == {"zz_norms/gradient"}
+    assert math.isnan(totals([NAN, 1.0], [1.0, 1.0], gradient_nonfinite=[1, 0])["zz_norms/gradient"])

@@ -8,7 +8,8 @@ import pytest
 
 from distsummary.format import mindspore_format, norms, tensorboard_format
 from distsummary.format.encode import encode_event
-from distsummary.format.norms import COLUMNS, NORMS_TAG, ParameterNorms, ParameterTable
+from distsummary.format.norms import COLUMNS, ParameterNorms, ParameterTable
+from distsummary.format.own_tags import NORMS_TAG
 from distsummary.format.records import DIALECTS, MINDSPORE, NORMS, TENSORBOARD, Event, EventIds, Value
 from distsummary.format.scalar_rows import size_of
 

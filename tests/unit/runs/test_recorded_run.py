@@ -70,7 +70,7 @@ def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
     ds.merge_run(tmp_path)
     merged = run.merged.scalars("loss")
     assert rows(merged, "rank", "step", "value") == [(-1, 1, 1.125), (-1, 2, 2.125)]
-    assert run.scalars("loss/max", rank="merged")["value"].tolist() == [1.25, 2.25]
+    assert run.scalars("zz_ranks/loss/max", rank="merged")["value"].tolist() == [1.25, 2.25]
 
 
 def test_a_notebook_shows_what_a_run_is_and_what_was_reported_of_its_ranks(tmp_path):

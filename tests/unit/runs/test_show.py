@@ -201,12 +201,12 @@ def test_what_differs_is_readable_whole_and_verdicts_and_reasons_too(tmp_path, c
             for _ in run.steps(range(3)):
                 run.log(loss=1.0)
         alerts = [
-            Value("scalar", "alerts/rank", 3.0),
-            Value("scalar", "system/node/cpu_percent", 1.0 + (name == "b")),
+            Value("scalar", "zz_alerts/rank", 3.0),
+            Value("scalar", "zz_system/node/cpu_percent", 1.0 + (name == "b")),
         ]
         record(tmp_path / name, steps=[3], values=lambda step, rank, alerts=alerts: alerts)
     found = compare(ds.open_run(tmp_path / "a"), ds.open_run(tmp_path / "b"))
-    assert not {"alerts/rank", "system/node/cpu_percent"} & {*found.curves}
+    assert not {"zz_alerts/rank", "zz_system/node/cpu_percent"} & {*found.curves}
     slow = ("rank 3: forward, from step 502 on",)
     for width in (60, 120):
         path = "/a/" + "b" * 200
@@ -245,7 +245,10 @@ def test_scalars_are_exported_and_read_back(runs, tmp_path, capsys, monkeypatch)
     read = pyarrow.parquet.read_table("x.parquet")
     for name in everything.columns:
         assert read[name].to_pylist() == everything[name].tolist()
-    assert main(["export", str(runs / "a"), "--to", "csv", "--rank", "merged", "--tag", "loss/max"]) == 0
+    assert (
+        main(["export", str(runs / "a"), "--to", "csv", "--rank", "merged", "--tag", "zz_ranks/loss/max"])
+        == 0
+    )
     with pytest.raises(SystemExit):
         main(["export", str(runs / "a"), "--to", "csv", "--rank", "first"])
     assert main(["export", str(runs / "a"), "--to", "csv", "--rank", "7"]) == 2
@@ -284,7 +287,7 @@ def test_norms_are_a_row_for_each_parameter_and_step(tmp_path):
         counts = np.array([0, step], np.int64)
         updates = np.array([16.0, np.nan]), np.array([0.5, np.nan], np.float32)
         found = ParameterNorms(table, sums, sums * has, has, counts, 0 * counts, *updates)
-        return [Value("norms", "norms", found), Value("scalar", "loss", 1.0)]
+        return [Value("norms", "zz_norms", found), Value("scalar", "loss", 1.0)]
 
     record(tmp_path, steps=[1, 4], values=norms)
     run = ds.open_run(tmp_path)

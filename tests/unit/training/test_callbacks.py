@@ -216,7 +216,7 @@ def test_a_subclass_of_a_monitor_may_override_the_older_name(capsys):
 
 
 def test_time_monitor_uses_its_data_size_when_the_loader_has_no_length(capsys):
-    of_epoch = context(StepContext(logged={"perf/data_wait_ms": 500.0}), batch_num=0, mode="train")
+    of_epoch = context(StepContext(logged={"zz_perf/data_wait_ms": 500.0}), batch_num=0, mode="train")
     monitor = TimeMonitor(data_size=2, data_time=True)
     monitor.on_train_epoch_begin(of_epoch)
     monitor.on_train_step_end(of_epoch)

@@ -11,7 +11,7 @@ import pytest
 import distsummary as ds
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.format.check_tags import NONFINITE_TAGS
+from distsummary.format.own_tags import NONFINITE_TAGS
 from distsummary.training.finite import INPUTS, WARN, FiniteCheck
 
 INPUT = NONFINITE_TAGS["input"]

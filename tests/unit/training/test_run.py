@@ -15,11 +15,11 @@ from distsummary.base import at_exit
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, WriteError
+from distsummary.format.own_tags import DATA_WAIT_MS, OWN_MS, STEP_MS, WAIT_MS
 from distsummary.format.records import Value
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
-from distsummary.training.run import DATA_WAIT_MS, STEP_MS, Run
-from distsummary.training.timing.phases import OWN_MS, WAIT_MS
+from distsummary.training.run import Run
 from tests.refusals import refused
 
 
@@ -47,7 +47,7 @@ def _keep(hook):
         self.hooks.append(hook)
         if hook in ("on_train_step_end", "on_train_epoch_end", "on_train_end"):
             logged = run_context.step.logged
-            values = {name: value for name, value in logged.items() if not name.startswith("perf/")}
+            values = {name: value for name, value in logged.items() if not name.startswith("zz_perf/")}
             self.logged.append((hook, reported.cur_step_num, values))
 
     return method
@@ -398,7 +398,7 @@ def test_after_steps_a_name_that_is_logged_again_belongs_to_the_last_step():
     callback.plain_before = 99
     recorded = []
     callback.record = lambda step, logged, values: recorded.append(
-        (step, {name: value for name, value in logged.items() if not name.startswith("perf/")})
+        (step, {name: value for name, value in logged.items() if not name.startswith("zz_perf/")})
     )
     run = Run(callbacks=callback)
     for _ in range(2):

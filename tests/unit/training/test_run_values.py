@@ -42,7 +42,7 @@ class Keeper(Callback):
         pass
 
     def record(self, step, numbers, values=()):
-        kept = {name: value for name, value in numbers.items() if not name.startswith("perf/")}
+        kept = {name: value for name, value in numbers.items() if not name.startswith("zz_perf/")}
         for value in values:
             kept[value.plugin, value.tag] = value.data.tolist()
         self.recorded.append((step, kept))

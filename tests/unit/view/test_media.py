@@ -90,7 +90,7 @@ def test_texts_are_cut_and_those_of_the_run_itself_are_in_the_overview(tmp_path)
     long = "é<b>" * 5000
 
     def values(step, rank):
-        return [Value("text", "note", f"{step} {long}"), Value("text", "distsummary/run", "| a |")]
+        return [Value("text", "note", f"{step} {long}"), Value("text", "zz_run", "| a |")]
 
     record(tmp_path, values=values)
     found = media(ds.open_run(tmp_path), text_bytes=40_000)

@@ -24,7 +24,7 @@ def of(names, **columns):
     has = ~np.isnan(gradient) | (counts[1] > 0)
     sums = np.where(has, gradient**2, 0.0)
     found = ParameterNorms(table, weight**2, sums, has, *counts, update**2, update.astype(np.float32))
-    return [Value("norms", "norms", found)]
+    return [Value("norms", "zz_norms", found)]
 
 
 def test_a_small_run_has_a_cell_for_each_parameter_and_step(tmp_path):

@@ -22,7 +22,7 @@ NASTY = "</script><img src=x onerror=alert(1)>\"'&\u2028é" + "x" * 900
 def timed(step, rank):
     spike = 900.0 if (step, rank) == (1234, 2) else 0.0
     loss = float("nan") if (step, rank) == (50, 1) else 1 / step
-    return [Value("scalar", "perf/own_ms", 10 + rank + spike), Value("scalar", "loss", loss)]
+    return [Value("scalar", "zz_perf/own_ms", 10 + rank + spike), Value("scalar", "loss", loss)]
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +45,18 @@ def slow(tmp_path_factory):
 
 
 def test_a_spike_of_one_rank_is_in_the_band_the_line_and_the_heat_map_with_its_place(slow):
-    [curve] = [one for one in slow["curves"] if one["tag"] == "perf/own_ms"]
+    [curve] = [one for one in slow["curves"] if one["tag"] == "zz_perf/own_ms"]
     place = curve["band"]["high"].argmax()
     found = [curve["band"][name][place] for name in ("high", "high_steps", "high_ranks")]
     assert found == [912, 1234, 2]
     [line] = [line for line in curve["lines"] if line["rank"] == 2]
     assert line["steps"].size < 8000
     assert line["steps"][line["values"].argmax()] == 1234
-    [heat] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("perf/own_ms", "value")]
+    [heat] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("zz_perf/own_ms", "value")]
     row, column = np.unravel_index(heat["values"].argmax(), heat["values"].shape)
     assert (row, heat["first_steps"][column] + heat["at_step"][row, column]) == (2, 1234)
     assert heat["values"].max() == 912
-    [ratio] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("perf/own_ms", "ratio")]
+    [ratio] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("zz_perf/own_ms", "ratio")]
     assert ratio["values"].max() == pytest.approx(912 / 12, rel=1e-3)
 
 
@@ -184,7 +184,7 @@ def test_a_run_of_one_rank_has_lines_and_no_band_or_heat_maps(tmp_path):
 
 
 def test_the_steps_begin_with_the_curves_and_of_the_phases_those_that_verdicts_name_come_first(tmp_path):
-    phases = [f"perf/phase/{name}/cpu_ms" for name in ("backward", "data", "forward")]
+    phases = [f"zz_perf/phase/{name}/cpu_ms" for name in ("backward", "data", "forward")]
     record(
         tmp_path,
         steps=range(4),

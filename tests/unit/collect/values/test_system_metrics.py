@@ -19,7 +19,7 @@ from distsummary.training.run import Run
 from tests.patience import wait_for
 from tests.unit.collect.doubles import ListWriter, train
 
-PERCENT = ("system/node/cpu_percent", "system/node/memory_percent", "system/node/disk_used_percent")
+PERCENT = ("zz_system/node/cpu_percent", "zz_system/node/memory_percent", "zz_system/node/disk_used_percent")
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def test_this_process_and_this_node_are_measured(tmp_path: Path, failures: Failu
     assert failures.health.errors == {}
     assert levels.keys() < sample.keys()
     assert {tag for tag in sample if "process" in tag} >= {
-        "system/process/cpu_percent",
-        "system/process/memory_gib",
+        "zz_system/process/cpu_percent",
+        "zz_system/process/memory_gib",
     }
     assert all(np.isfinite(value) and value >= 0 for value in sample.values())
     assert all(sample[tag] <= 100 for tag in PERCENT)
@@ -143,7 +143,7 @@ def test_a_short_training_has_one_sample_in_its_last_step_and_leaves_no_thread(
     tmp_path: Path, writers: list[ListWriter]
 ) -> None:
     train(SummaryCollector(tmp_path, system_metrics=True), log={"loss": 0.5})
-    events = [event for event in writers[0].events if event.values[0].tag.startswith("system/")]
+    events = [event for event in writers[0].events if event.values[0].tag.startswith("zz_system/")]
     assert [event.step for event in events] == [4]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("distsummary")]
 
@@ -154,7 +154,7 @@ def test_a_step_with_a_sample_gets_no_last_one(
     monkeypatch.setattr(heartbeat, "FIRST_S", 0.001)
 
     def samples() -> list[int]:
-        return [e.step for e in writers[0].events if any(v.tag.startswith("system/") for v in e.values)]
+        return [e.step for e in writers[0].events if any(v.tag.startswith("zz_system/") for v in e.values)]
 
     with Run(callbacks=SummaryCollector(tmp_path, system_metrics=True)) as run:
         for _ in run.steps([1]):
@@ -167,11 +167,11 @@ def test_a_training_without_a_step_has_no_sample(tmp_path: Path, writers: list[L
     with Run(callbacks=SummaryCollector(tmp_path, system_metrics=True), initial_step=7) as run:
         for _ in run.steps([]):
             pass
-    assert not [e for e in writers[0].events if any(v.tag.startswith("system/") for v in e.values)]
+    assert not [e for e in writers[0].events if any(v.tag.startswith("zz_system/") for v in e.values)]
 
 
 def test_a_collector_samples_only_if_asked(tmp_path: Path, writers: list[ListWriter]) -> None:
     train(SummaryCollector(tmp_path), log={"loss": 0.5})
-    assert not [e for e in writers[0].events if any(v.tag.startswith("system/") for v in e.values)]
+    assert not [e for e in writers[0].events if any(v.tag.startswith("zz_system/") for v in e.values)]
     with pytest.raises(InvalidTypeError, match="system_metrics"):
         SummaryCollector(tmp_path, system_metrics="yes")  # type: ignore[arg-type]

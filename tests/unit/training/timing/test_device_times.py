@@ -4,17 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from distsummary.format.own_tags import OWN_MS, WAIT_MS
 from distsummary.training.timing.device_times import MAX_PENDING, DeviceTimes
 from distsummary.training.timing.phases import (
     BACKWARD,
     DATA,
     FORWARD,
     OPTIMIZER,
-    OWN_MS,
     RECORDING,
     REST,
     WAIT,
-    WAIT_MS,
     Phases,
 )
 from tests.unit.training.timing.test_phases import Turned
@@ -165,15 +164,15 @@ def test_the_longer_of_thread_and_device_is_the_ranks_own(
         clocks.turn(blocked=40)  # such as loss.item()
         device.run()
         found = phases.end_step(number)
-    found.pop("perf/phase/python/blocked_ms", None)  # of a garbage collection in these steps
+    found.pop("zz_perf/phase/python/blocked_ms", None)  # of a garbage collection in these steps
     assert {name: round(value, 6) for name, value in found.items() if name.endswith("blocked_ms")} == {
-        "perf/phase/rest/blocked_ms": 0,
-        "perf/phase/recording/blocked_ms": 0,
-        "perf/phase/data/blocked_ms": 3,
-        "perf/phase/forward/blocked_ms": 8,
-        "perf/phase/optimizer/blocked_ms": 0,
-        "perf/phase/backward/blocked_ms": 20,
-        "perf/phase/wait/blocked_ms": 7,
+        "zz_perf/phase/rest/blocked_ms": 0,
+        "zz_perf/phase/recording/blocked_ms": 0,
+        "zz_perf/phase/data/blocked_ms": 3,
+        "zz_perf/phase/forward/blocked_ms": 8,
+        "zz_perf/phase/optimizer/blocked_ms": 0,
+        "zz_perf/phase/backward/blocked_ms": 20,
+        "zz_perf/phase/wait/blocked_ms": 7,
     }
     assert found[OWN_MS] == pytest.approx(1 + 3 + 10 + 20 + 5)
     assert found[WAIT_MS] == pytest.approx(7)

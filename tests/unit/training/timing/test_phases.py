@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from distsummary.format.measured_steps import is_measured, next_measured
+from distsummary.format.own_tags import EVERY, OWN_MS, WAIT_MS
 from distsummary.format.records import Value
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
@@ -19,17 +20,14 @@ from distsummary.training.timing.phases import (
     CHECKPOINT,
     DATA,
     EVALUATION,
-    EVERY,
     FIRST_MEASURED,
     FORWARD,
     MEASURED,
-    OWN_MS,
     PYTHON,
     RECORDING,
     REST,
     UNKNOWN,
     WAIT,
-    WAIT_MS,
     Phases,
     ThreadClocks,
 )
@@ -75,7 +73,7 @@ def phases(clocks: Turned) -> Iterator[Phases]:
 
 
 def of(found: dict[str, float], phase: str) -> tuple[float, float, float]:
-    names = [f"perf/phase/{phase}/{measure}" for measure in ("cpu_ms", "blocked_ms", "queue_ms")]
+    names = [f"zz_perf/phase/{phase}/{measure}" for measure in ("cpu_ms", "blocked_ms", "queue_ms")]
     cpu, blocked, queue = (round(found[name], 6) for name in names)
     return cpu, blocked, queue
 
@@ -181,15 +179,17 @@ def test_a_run_of_several_ranks_measures_its_phases_and_a_run_of_one_does_not() 
                 if number == 1:
                     with run.eval() as evaluation:
                         evaluation.log(accuracy=1.0)
-        names = {name for logged in keeps.logged for name in logged if name.startswith("perf/phase/")}
+        names = {name for logged in keeps.logged for name in logged if name.startswith("zz_perf/phase/")}
         if world_size == 1:
             assert names == set()
             continue
         measured = {name.split("/")[2] for name in names}
         assert measured - {PYTHON} == {DATA, REST, RECORDING, EVALUATION, WAIT}
-        assert "perf/phase/evaluation/cpu_ms" not in keeps.logged[0]
-        assert keeps.logged[1]["perf/phase/evaluation/cpu_ms"] > 0
-        assert keeps.logged[2]["perf/phase/evaluation/cpu_ms"] == 0  # rows of equal tags are written quicker
+        assert "zz_perf/phase/evaluation/cpu_ms" not in keeps.logged[0]
+        assert keeps.logged[1]["zz_perf/phase/evaluation/cpu_ms"] > 0
+        assert (
+            keeps.logged[2]["zz_perf/phase/evaluation/cpu_ms"] == 0
+        )  # rows of equal tags are written quicker
         assert all({OWN_MS, WAIT_MS} <= logged.keys() for logged in keeps.logged)
     assert not [call for call in gc.callbacks if "Phases" in repr(call)]
 
