@@ -30,6 +30,7 @@ import distsummary as ds
 from benchmarks.landscape.peers import Losscape, Naive, Ours
 from benchmarks.landscape.tasks import SIZE, Problem, ResNet, exact_losses, write_task
 from distsummary.format.histogram import count_histogram
+from distsummary.format.own_tags import GPU_MEMORY
 from distsummary.frameworks import torch_histogram
 from distsummary.frameworks.base import framework_of
 from distsummary.frameworks.torch_squares import device_sums
@@ -187,7 +188,7 @@ def faults_of(run_dir: Path, run: ds.Run, device: str) -> str:
     """What the run misses that it must have."""
     recorded = ds.open_run(run_dir)
     tags = set(recorded.scalars().tags)
-    wanted = {"loss"} | ({"system/gpu/memory_percent"} if device == "cuda" else set())
+    wanted = {"loss"} | ({GPU_MEMORY} if device == "cuda" else set())
     found = [f"no {tag}" for tag in sorted(wanted - tags)]
     if run.health().dropped:
         found.append(f"dropped {run.health().dropped}")

@@ -72,9 +72,9 @@ class PendingSteps:
 
     While they train, what a rank reports of the newest of its steps is due with this step. What it reports of
     an older step, or of one that is merged already, is `late`: due when all ranks have reported a step beyond
-    the newest one that this rank had reported when it was read. So are tags that begin with SYSTEM_TAGS, which
-    a rank may report at any time during a step; they alone wait as long as it takes. Of ranks that have ended,
-    everything is due with its step.
+    the newest one that this rank had reported when it was read. So are tags that begin with SYSTEM_TAGS,
+    which a rank may report at any time during a step; they alone wait as long as it takes. Of ranks that have
+    ended, everything is due with its step.
 
     Args:
         attempt: that of the ranks.

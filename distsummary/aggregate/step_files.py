@@ -15,12 +15,12 @@ from distsummary.aggregate.step_events import step_events
 from distsummary.events.reader import read_directory, read_last_seq
 from distsummary.events.writer import RankWriter
 from distsummary.format.norm_totals import with_scalars
+from distsummary.format.own_tags import RANKS_TAG
 from distsummary.format.records import (
     BULK_PLUGINS,
     DIALECTS,
     MAX_TAG_BYTES,
     MINDSPORE,
-    RANKS_TAG,
     TENSORBOARD,
     Batch,
     Event,
