@@ -14,6 +14,7 @@ from distsummary import LossGrid
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeCancelled, LandscapeError
 from distsummary.landscapes.output import write
 from tests.interrupts import Dropping, sigint
+from tests.refusals import refused
 from tests.unit.landscapes.golden_mlp import Mlp, batches
 from tests.unit.landscapes.test_generator import draw
 
@@ -107,18 +108,14 @@ def test_a_loader_that_does_not_fit_is_streamed_unless_that_is_refused(
 
 
 def test_what_is_asked_wrongly_is_named() -> None:
-    with pytest.raises(InvalidTypeError, match="evaluation"):
-        random_plane(evaluation={"stderr": True})
-    with pytest.raises(InvalidValueError, match=r"refine must be a share .* got 2"):
-        random_plane(refine=2)
-    with pytest.raises(InvalidValueError, match="gpus_per_worker must be a share in"):
-        random_plane(gpus_per_worker=1.5)
-    with pytest.raises(InvalidValueError, match="leave engine out"):
-        random_plane(memory="inference", engine="row")
-    with pytest.raises(InvalidValueError, match="'auto' or 'naive'"):
-        random_plane(engine="row")
-    with pytest.raises(InvalidValueError, match="several"):
-        draw(mode="mindspore", batches={"a": batches()})
+    refused(
+        InvalidValueError,
+        (lambda: random_plane(refine=2), r"refine must be a share .* got 2"),
+        (lambda: random_plane(gpus_per_worker=1.5), "gpus_per_worker must be a share in"),
+        (lambda: random_plane(memory="inference", engine="row"), "leave engine out"),
+        (lambda: random_plane(engine="row"), "'auto' or 'naive'"),
+    )
+    refused(InvalidTypeError, (lambda: random_plane(evaluation={"stderr": True}), "evaluation"))
 
 
 def test_refinement_leaves_out_what_interpolation_reports() -> None:

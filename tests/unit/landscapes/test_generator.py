@@ -28,6 +28,7 @@ from distsummary.landscapes.engines import naive_engine
 from distsummary.landscapes.request import Request
 from distsummary.rundir.run_dir import RunDir
 from tests.event_files import write_events
+from tests.refusals import refused
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
@@ -175,14 +176,9 @@ CENTRE = float(Mlp().parameters["d1.weight"][0, 0])
         ({"loss_fn": None, "batch_loss": 3}, "batch_loss must be callable with .model, batch., got 3"),
         ({"loss_fn": None}, "one of loss_fn=, .* and batch_loss=, .*, is required, got neither"),
         ({"loss_fn": max, "batch_loss": max}, "exclude each other; leave one of them out"),
-        (
-            {"loss_fn": lambda model, batch: 0.0},
-            "called model; pass a function of",
-        ),
+        ({"loss_fn": lambda model, batch: 0.0}, "called model; pass a function of"),
         ({"batches": None}, "batches is required"),
-        ({"evaluation": Evaluation(bn_mode="batch")}, "precision and bn_mode are for torch models"),
         ({"evaluation": Evaluation(precision="bf16")}, "precision and bn_mode are for torch models"),
-        ({"mode": "mindspore", "evaluation": Evaluation(bn_mode="eval")}, "for torch models"),
         ({"mode": "mindspore", "batches": {"a": batches()}}, "rows of one list of batches"),
         (
             {
@@ -335,9 +331,7 @@ def test_a_side_has_51_points_where_nothing_is_said() -> None:
     ("changes", "error", "match"),
     [
         ({"size": 2}, InvalidValueError, r"size must be in \[3, 256\], got 2"),
-        ({"size": 257}, InvalidValueError, r"size must be in \[3, 256\], got 257"),
         ({"size": 5.0}, InvalidTypeError, "size must be int"),
-        ({"size": True}, InvalidTypeError, "size must be int"),
         ({"directions": "tsne"}, InvalidValueError, "directions must be one of"),
         ({"directions": "hessian"}, InvalidValueError, "needs a torch model"),
         ({"directions": ()}, InvalidValueError, "at least one"),
@@ -345,12 +339,8 @@ def test_a_side_has_51_points_where_nothing_is_said() -> None:
         ({"normalization": "weight"}, InvalidValueError, "normalization must be one of"),
         ({"centering": "first"}, InvalidValueError, "centering must be one of"),
         ({"mode": "fast"}, InvalidValueError, "mode must be one of"),
-        ({"workers": -1}, InvalidValueError, "workers"),
-        ({"workers": "all"}, InvalidTypeError, "workers"),
         ({"seed": 2**63}, InvalidValueError, "seed"),
         ({"batches": []}, InvalidValueError, "at least one batch"),
-        ({"batches": 3}, InvalidTypeError, "batches must be iterable"),
-        ({"around": 3}, InvalidTypeError, "around must be"),
         ({"around": "nowhere"}, MissingFileError, "nowhere does not exist; check the path"),
         ({"around": "."}, MissingFileError, "train with collect_landscape="),
     ],
@@ -378,14 +368,13 @@ def widen(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "match"), [(rename, r"checkpoint \d.*d1\.bias"), (widen, r"\(9, 9\), the model .*\(5, 4\)")]
 )
-@pytest.mark.parametrize("directions", ["pca", "random"])
 def test_checkpoints_of_another_model_are_refused(
-    change: Callable[[dict[str, Any]], dict[str, Any]], match: str, directions: str, tmp_path: Path
+    change: Callable[[dict[str, Any]], dict[str, Any]], match: str, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path / "run").create()
     save_path(run, [change(state) for state in walk(3)], [[1, 2, 3]])
     with pytest.raises(InvalidValueError, match=match):
-        draw(around=run, directions=directions)
+        draw(around=run)
 
 
 def test_a_single_checkpoint_has_a_random_plane_and_no_path(tmp_path: Path) -> None:
@@ -415,30 +404,17 @@ def test_weights_of_zero_have_no_filter_normalised_plane() -> None:
     assert draw(model=model, around=None, normalization="none").z.std() > 0
 
 
-def test_mindspores_mode_needs_a_whole_batch(tmp_path: Path) -> None:
-    x, y = (np.concatenate(parts) for parts in zip(*batches(), strict=True))
-    with pytest.raises(InvalidValueError, match="at least the batch size 24, got 16"):
-        draw(batches=[(x, y)], mode="mindspore")
-
-
-@pytest.mark.parametrize("model", [5, "x", None, len, object()])
-def test_what_is_no_model_is_refused_by_type(model: Any) -> None:
-    with pytest.raises(InvalidTypeError, match=r"model must be a torch.nn.Module, or have parameters: dict"):
-        draw(model=model, around=None)
-
-
-def test_a_class_in_the_place_of_an_instance_is_refused_by_its_name() -> None:
-    for field in ("model", "loss_fn", "batch_loss"):
-        with pytest.raises(
-            InvalidTypeError, match=rf"^{field} must be an instance, got the class Mlp; give Mlp"
-        ):
-            draw(**{"around": None, field: Mlp})
-
-
-@pytest.mark.parametrize("output", ["", " ", 3])
-def test_an_output_that_is_no_directory_is_refused_by_its_name(output: Any) -> None:
-    with pytest.raises((InvalidTypeError, InvalidValueError), match="run_dir must"):
-        draw(run_dir=output)
+def test_what_is_no_model_or_directory_is_refused_by_name() -> None:
+    refused(
+        InvalidTypeError,
+        (lambda: draw(model=len, around=None), r"model must be a torch.nn.Module, or have parameters: dict"),
+        (lambda: draw(model=Mlp, around=None), r"^model must be an instance, got the class Mlp; give Mlp"),
+        (lambda: draw(loss_fn=Mlp, around=None), r"^loss_fn must be an instance, got the class Mlp"),
+        (lambda: draw(batch_loss=Mlp, around=None), r"^batch_loss must be an instance, got the class Mlp"),
+        (lambda: draw(run_dir=3), "run_dir must"),
+    )
+    with pytest.raises(InvalidValueError, match="run_dir must"):
+        draw(run_dir=" ")
 
 
 @pytest.mark.parametrize(
@@ -459,15 +435,3 @@ def test_an_output_that_is_taken_by_something_else_is_reported_before_anything_i
         draw(
             batch_loss=lambda model, batch: 1 / 0, around=None, run_dir=tmp_path / "run"
         )  # it would raise, too
-
-
-@pytest.mark.parametrize("around", ["", "plain.txt", {3: np.ones(2)}, 3])
-def test_what_nothing_can_be_drawn_around_is_refused(
-    around: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "plain.txt").write_text("text")
-    with pytest.raises(
-        (InvalidTypeError, InvalidValueError), match=r"around(\[3\])? must|a name in state must be str"
-    ):
-        draw(around=around)
