@@ -8,7 +8,7 @@ import pytest
 from distsummary import init
 from distsummary.collect.selection import MINDSPORES, Selection
 from distsummary.collect.summary_collector import SummaryCollector
-from distsummary.errors import InvalidArgumentError, InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run
 from tests.refusals import refused
@@ -70,7 +70,7 @@ def test_a_pattern_that_matches_nothing_is_refused_when_the_training_begins(
     tmp_path, writers, options, of_init, said
 ):
     refused(
-        InvalidArgumentError,
+        InvalidTypeError if "gradients" in options else InvalidValueError,
         (lambda: train(SummaryCollector(tmp_path, 1, **options), steps=3), said),
         (lambda: init(tmp_path, watch=Model(), **(of_init or options)), said),
     )
