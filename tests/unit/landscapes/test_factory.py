@@ -96,7 +96,7 @@ def test_a_factory_is_found_by_name() -> None:
         (
             FACTORY.replace("make_parts", "make_with_an_error"),
             LandscapeError,
-            r"raised KeyError: 'parts' \(line 38 of",
+            r"raised KeyError: 'parts' \(line 39 of",
         ),
         ("json:dumps", LandscapeError, r"raised TypeError: .*'obj'; fix"),
     ],
