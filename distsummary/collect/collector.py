@@ -377,7 +377,8 @@ class CollectorCallback(Callback):
         params, session = run_context.original_args(), self._open_session()
         self._failures.call("values", self._record_rest, params)
         # The graph of a model that was not called in the due steps comes last.
-        if values := self._schedule.graph.rest():
+        graph = self._schedule.graph
+        if graph is not None and (values := graph.rest()):
             self._failures.call("graph", session.record, int(params.cur_step_num), {}, values)
         self._failures.call("lineage", self._description.end, session, params)
 

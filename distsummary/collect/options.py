@@ -11,7 +11,6 @@ from distsummary.base.checks import check_choice, check_int, check_keys, check_t
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.selection import MINDSPORES, Selection
-from distsummary.collect.values.graph_source import OPERATIONS, TREE, check_graph
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import Limits
 from distsummary.format.compatibility import OURS, Compatibility
@@ -30,6 +29,7 @@ FLAGS = (
     "collect_input_data",
     "collect_dataset_graph",
 )
+TREE, OPERATIONS = GRAPHS = ("modules", "ops")
 PATTERNS = ("histogram_regular", "gradient_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes; the limits of Linux
 MAX_PATH_PART = 255
@@ -234,6 +234,16 @@ def check_export_options(value: object) -> bool:
     if chosen is not None:
         check_choice("export_options['tensor_format']", chosen, ("npy",))
     return chosen is not None
+
+
+def check_graph(value: object) -> str | None:
+    """How to draw the graph, for the argument `graph`: None for not at all."""
+    if value is False:
+        return None
+    if not isinstance(value, str):
+        raise InvalidTypeError(f"graph must be one of {list(GRAPHS)} or False, got {value!r}")
+    check_choice("graph", value, GRAPHS)
+    return value
 
 
 def check_checksums(checksums: object) -> bool | int:

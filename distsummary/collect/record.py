@@ -20,6 +20,7 @@ from distsummary.collect.background import Background
 from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.older_order import check_network, is_older_record, without_num_process
 from distsummary.collect.options import (
+    TREE,
     check_export_options,
     check_file_affix,
     check_formats,
@@ -31,7 +32,7 @@ from distsummary.collect.record_options import Record, writer_spec
 from distsummary.collect.remote.open_writer import open_writer
 from distsummary.collect.values import operators
 from distsummary.collect.values.checked_values import checked_value
-from distsummary.collect.values.graph_source import TREE, ModelGraph
+from distsummary.collect.values.graph_source import ModelGraph
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError, UsageError
 from distsummary.events.segments import other_writer
 from distsummary.events.spec import WAIT

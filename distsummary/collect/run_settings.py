@@ -11,13 +11,13 @@ from distsummary.collect.options import (
     Collected,
     check_checksums,
     check_formats,
+    check_graph,
     refuse_unfit,
     refuse_unmeasured,
     selection,
 )
 from distsummary.collect.record_options import Record, writer_spec
 from distsummary.collect.remote.open_writer import refuse_unconnected
-from distsummary.collect.values.graph_source import check_graph
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidValueError
 from distsummary.events.spec import WriterSpec

@@ -4,14 +4,13 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distsummary.base.failures import Failures
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.selection import Selection
-from distsummary.collect.values.graph_source import ModelGraph
 from distsummary.collect.values.sources import Images, LearningRate, LossSource, Source, WatchedParameters
 from distsummary.collect.values.step_values import Parameters
 from distsummary.collect.values.taps import Taps
@@ -22,6 +21,9 @@ from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams, is_sink
 from distsummary.training.finite import WARN, FiniteCheck
 from distsummary.training.step_context import StepContext
+
+if TYPE_CHECKING:
+    from distsummary.collect.values.graph_source import ModelGraph
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,8 @@ class Schedule:
 
     Attributes:
         group: the ranks that divide equal values among them.
-        graph: the source of the model's graph. taps: what operators add to the steps.
+        graph: the source of the model's graph; None: none is recorded.
+        taps: what operators add to the steps.
         plain_before: the first due step; at earlier steps only what was given is recorded. -inf before the
             first step, which is due.
         sees_all: whether no step is plain for a `Run`; takes effect at the next due step.
@@ -77,7 +80,6 @@ class Schedule:
         tensors = tensor_steps(None, settings.collect_freq, settings.record.tensor_freq)
         self._histograms = WatchedParameters("histogram", regular, failures)
         self._whole = WatchedParameters("tensor", tensors, failures)
-        self.graph = ModelGraph(regular, failures, collected.graph)
         # MindSpore's kinds, in the order of their values in an event
         self._mindspores: list[LossSource | LearningRate | Images | WatchedParameters] = []
         if collected.metric:
@@ -87,7 +89,8 @@ class Schedule:
         if collected.input_data:
             self._mindspores.append(Images(regular, compatibility=compatibility))
         self._mindspores += [self._histograms, self._whole]
-        self._sources: list[Source] = [*self._mindspores, self.graph]
+        self.graph = self._graph_source()
+        self._sources: list[Source] = [*self._mindspores, *([self.graph] if self.graph else [])]
         self.taps = Taps(
             self._recorder.snapshot,
             failures,
@@ -96,6 +99,13 @@ class Schedule:
             deal=settings.record.deal,
             compatibility=compatibility,
         )
+
+    def _graph_source(self) -> "ModelGraph | None":
+        if (how := self._settings.collected.graph) is None:
+            return None
+        from distsummary.collect.values.graph_source import ModelGraph
+
+        return ModelGraph(regular_steps(self._settings.collect_freq), self._failures, how)
 
     def begin(self, topology: Topology) -> None:
         """This rank's place among the ranks is known; a mesh that does not fit into the world is counted."""
@@ -145,7 +155,7 @@ class Schedule:
                 report=logger.warning if topology.rank == 0 else None,
             )
 
-        if topology.rank == 0 and topology.role == "train":
+        if self.graph is not None and topology.rank == 0 and topology.role == "train":
             self.graph.watch(params.get("train_network") or network)
         self._histograms.parameters = parameters(collected.histogram)
         self._whole.parameters = parameters(collected.tensor)

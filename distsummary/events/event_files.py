@@ -10,11 +10,10 @@ from typing import NamedTuple
 from distsummary.base.failures import error_line
 from distsummary.base.publish import ensure_directory, remove_leftovers
 from distsummary.events.files import Files
-from distsummary.events.index import index_closed
 from distsummary.events.rank_stream import files_of_attempt
 from distsummary.events.reader import read_last_seq
 from distsummary.events.segment import Segment, cut_torn_tails, discard, open_segments
-from distsummary.events.segments import SegmentName, next_stamp
+from distsummary.events.segments import LEAST_BYTES, SegmentName, next_stamp
 from distsummary.events.spec import WriterSpec
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.frames import Framed, frame
@@ -296,10 +295,11 @@ class EventFiles:
             with contextlib.suppress(OSError):
                 segment.close()
         # One index is enough: readers take MindSpore's file if there is one.
-        for dialect in (MINDSPORE, TENSORBOARD):
-            if dialect in segments:
-                index_closed(segments[dialect].path)
-                break
+        indexed = segments.get(MINDSPORE) or segments.get(TENSORBOARD)
+        if indexed is not None and indexed.length >= LEAST_BYTES:
+            from distsummary.events.index import index_closed
+
+            index_closed(indexed.path)
 
     def _rescue(self) -> None:
         while self._doubtful:

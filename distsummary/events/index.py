@@ -39,13 +39,12 @@ from distsummary.events.contents import (
     scan,
 )
 from distsummary.events.reader import Damage
-from distsummary.events.segments import all_event_files
+from distsummary.events.segments import LEAST_BYTES, all_event_files
 from distsummary.format.records import Shard
 from distsummary.rundir.run_records import MOST_WHOLE, Whole
 
 MAGIC = b"dsindex\n"
 VERSION = 1
-LEAST_BYTES = 1 << 16  # of an event file; less is read as fast as its index
 MOST_BYTES = 64 << 20  # of an event file that its writer indexes; the first reader takes the memory for more
 _MAX_HEADER = 64 << 20
 _TAG_BYTES = 100  # of a tag in a header

@@ -12,7 +12,6 @@ from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.events.contents import Array, FileContents, Progression, joined, scan
 from distsummary.events.deduplicate import Seen
 from distsummary.events.index import (
-    LEAST_BYTES,
     DamagedIndexError,
     continued,
     index_path,
@@ -21,7 +20,7 @@ from distsummary.events.index import (
 )
 from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import Damage, decode_frame, read_file
-from distsummary.events.segments import dialect_of
+from distsummary.events.segments import LEAST_BYTES, dialect_of
 from distsummary.format.frames import read_frames, whole_length
 from distsummary.format.records import Shard, Value
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 
 LINEAGE_SUFFIX = "_lineage"
+LEAST_BYTES = 1 << 16  # of an event file that gets an index; less is read as fast
 LANDSCAPE = "landscape"  # the `source` of files of landscapes that stand next to those of the training
 
 _MINDSPORE_NAME = re.compile(r"summary\.(?P<stamp>\d{1,10})\.")

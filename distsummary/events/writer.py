@@ -18,7 +18,6 @@ from distsummary.events.spec import WriterSpec
 from distsummary.format.encode import EventEncoder
 from distsummary.format.frames import frame
 from distsummary.format.lineage import encode_lineage, updated_lineage
-from distsummary.format.norm_totals import norm_totals, with_scalars
 from distsummary.format.records import (
     BULK_PLUGINS,
     LINEAGE_PLUGINS,
@@ -320,5 +319,9 @@ def _with_norm_totals(item: Event | Scalars) -> Event | Scalars:
     """The event; if it has norms, together with the scalars that viewers show of them."""
     if isinstance(item, Scalars):
         return item
-    totals = [one for value in item.values if value.plugin == NORMS for one in norm_totals(value.data)]
-    return item._replace(values=[*with_scalars(item.values, totals)]) if totals else item
+    norms = next((value.data for value in item.values if value.plugin == NORMS), None)
+    if norms is None:
+        return item
+    from distsummary.format.norm_totals import norm_totals, with_scalars
+
+    return item._replace(values=[*with_scalars(item.values, norm_totals(norms))])

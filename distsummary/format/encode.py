@@ -19,7 +19,6 @@ from distsummary.format.histogram import count_histogram
 from distsummary.format.mindspore_format import DATA_TYPES
 from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Layout
 from distsummary.format.pb.tensorboard_hparams_pb2 import HParamsPluginData
-from distsummary.format.png import encode_image
 from distsummary.format.records import (
     CURVE_ROWS,
     CUSTOM_SCALARS,
@@ -238,6 +237,8 @@ def finish_value(
         case "histogram" if not isinstance(data, Histogram):
             data = count_histogram(data, compatibility=compatibility, fixed=value.shard is not None)
         case "image" if not isinstance(data, Image):
+            from distsummary.format.png import encode_image
+
             data = encode_image(data, compatibility=compatibility)
         case "landscape":
             check_type("the data of a landscape", data, Landscape)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.base.extras import missing_extra
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
 
@@ -245,6 +244,8 @@ def load(name: str) -> Framework:
             raise InvalidTypeError(
                 f"there is no framework called {name!r}; known are numpy, torch, jax and mindspore"
             ) from error
+        from distsummary.base.extras import missing_extra
+
         raise missing_extra(f"a tensor or model of {name}", error.name or name) from error
     framework: Framework = module.FRAMEWORK
     return framework

@@ -11,7 +11,6 @@ from distsummary.base.checks import check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.base import Computed, Pending, framework_of, spec_of
-from distsummary.frameworks.numpy import known_numbers
 
 Scalar: TypeAlias = float | Pending
 
@@ -63,7 +62,7 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
     if any(extent != 1 for extent in tensor.shape):
         raise InvalidValueError(f"{name} must have one element, got shape {tuple(tensor.shape)}; {instead}")
     if isinstance(tensor, (np.ndarray, np.generic)):
-        return float(known_numbers(np.asarray(tensor)).reshape(-1)[0])
+        return float(framework.to_numpy(tensor).reshape(-1)[0])
     # The number on this rank would be a part of the value, such as the norm of a shard.
     if framework.split_axes(tensor):
         raise InvalidValueError(
@@ -126,7 +125,7 @@ def mean_of(outputs: object) -> Scalar | None:
     if not _is_real(spec_of("the loss", tensor).dtype):
         return None
     if isinstance(tensor, (np.ndarray, np.generic)):
-        return _mean(known_numbers(np.asarray(tensor)))
+        return _mean(framework.to_numpy(tensor))
     return mean_later(framework.snapshot(tensor))
 
 

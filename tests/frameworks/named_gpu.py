@@ -1,25 +1,21 @@
 """GPUs in name only: tensors say that they are on one, their values are on the host.
 
-What a machine without a GPU can find out about code for one: operations that mix devices raise, as a real one
-lets them; so does what waits for the device, or reads the host, while a graph is captured; and a captured
-graph repeats its operations on the tensors it was captured with. It cannot test speed, streams or libraries.
+What a machine without a GPU can find out about code for one: operations that mix devices raise, and so does
+what waits for the device where nothing may wait. It cannot test speed, streams, captured graphs or libraries.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from distsummary.landscapes.directions import torch_parameters
-from distsummary.landscapes.engines.graph import torch_program as captured
-from distsummary.landscapes.engines.graph import torch_trace as trace
 
 aten = torch.ops.aten
 GPU = torch.device("cuda:0")
@@ -174,59 +170,6 @@ class Hurried(TorchDispatchMode):
         return made
 
 
-class Tape(TorchDispatchMode):
-    """A captured graph: operations that can be repeated on the tensors that they had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls: list[tuple[Any, Any, Any, Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if func in WAITING or any(not isinstance(t, OnGpu) and t.dim() for t in leaves):
-            raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
-        made = func(*args, **(kwargs or {}))
-        if any(isinstance(t, Tensor) and not isinstance(t, OnGpu) for t in pytree.tree_leaves(made)):
-            raise RuntimeError(f"{func}: a stream that is capturing cannot wait for a copy to the host")
-        self._calls.append((func, args, kwargs or {}, made))
-        return made
-
-    def pool(self) -> Any:
-        return 0, 1
-
-    def replay(self) -> None:
-        for func, args, kwargs, made in self._calls:
-            again = func(*args, **kwargs)
-            for old, new in zip(pytree.tree_leaves(made), pytree.tree_leaves(again), strict=True):
-                if isinstance(old, OnGpu) and old.data_ptr() != new.data_ptr():
-                    old.host.copy_(new.host)
-
-
-@contextmanager
-def _capturing(tape: Tape, *_: Any, **__: Any) -> Iterator[None]:
-    with tape:
-        yield
-
-
-def _recorder(make_fx: Any) -> Any:
-    """make_fx with tensors without values in place of ours: what it makes of unknown classes is not real."""
-
-    def made(function: Any, decompositions: Any, **options: Any) -> Any:
-        def record(*arguments: Any) -> Any:
-            with _disable_current_modes(), fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
-
-                def outline(t: Tensor) -> Tensor:
-                    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
-
-                seen = pytree.tree_map_only(Tensor, outline, arguments)
-            with _disable_current_modes():
-                return make_fx(function, decompositions, **options)(*seen)
-
-        return record
-
-    return made
-
-
 def _plain_type(value: Any) -> type:
     return Tensor if isinstance(value, OnGpu) else type(value)
 
@@ -252,21 +195,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "current_stream": lambda device=None: stream,
         "stream": lambda stream: nullcontext(),
         "Event": lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None),
-        "CUDAGraph": Tape,
-        "graph": _capturing,
     }
     for owner, name, value in (
         *((torch.cuda, name, value) for name, value in of_cuda.items()),
-        (
-            torch.backends.cudnn,
-            "enabled",
-            False,
-        ),  # in builds for GPUs, it would be recorded
-        (fake_tensor, "init_gpu_context", lambda *_: None),
         (Tensor, "pin_memory", Tensor.clone),
         (torch_parameters, "type", _plain_type),
-        (captured, "_warm_up_stream", lambda device: stream),
-        (trace, "make_fx", _recorder(trace.make_fx)),
     ):
         monkeypatch.setattr(owner, name, value, raising=False)  # torch 2.6 has not all of them
     with NamedGpu():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.thor import THOR, ConvertNetUtils, thor
+from tests.refusals import refused
 
 torch._inductor.config.compile_threads = 1  # in this process: worker processes would stay
 
@@ -115,35 +116,35 @@ def test_a_scheduler_of_torch_changes_the_learning_rate() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.005
 
 
-@pytest.mark.parametrize(
-    ("named", "error", "message"),
-    [
-        ({"lr": None}, InvalidTypeError, "learning_rate is missing"),
-        ({"learning_rate": 0.1}, InvalidValueError, "another name"),
-        ({"damping": -1}, InvalidValueError, "damping must be finite and >= 0"),
-        ({"damping": "0.1"}, InvalidTypeError, "damping must be a number"),
-        ({"damping": []}, InvalidValueError, "damping must hold"),
-        ({"momentum": -0.1}, InvalidValueError, "momentum"),
-        ({"frequency": 0}, InvalidValueError, "frequency"),
-        ({"batch_size": 1.5}, InvalidTypeError, "batch_size"),
-        ({"loss_scale": 0}, InvalidValueError, "loss_scale"),
-        ({"loss_scale": "auto"}, InvalidTypeError, "loss_scale"),
-        ({"refresh": "never"}, InvalidValueError, "refresh"),
-        ({"average": "all"}, InvalidValueError, "average"),
-        ({"average": "inverses", "refresh": "trace"}, InvalidValueError, "leave one of them out"),
-        ({"decay_filter": "bias"}, InvalidTypeError, "decay_filter"),
-    ],
-)
-def test_bad_arguments_are_named(named: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make(network(), **named)
+def test_bad_arguments_are_named() -> None:
+    def made(net: nn.Module | None = None, **named: Any) -> Any:
+        return lambda: make(net or network(), **named)
 
-
-def test_a_network_without_trained_parameters_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="net must have a parameter"):
-        make(network().requires_grad_(False))
-    with pytest.raises(InvalidTypeError, match="net must be"):
-        THOR([torch.zeros(1)], 0.1, 0.1)  # type: ignore[arg-type]
+    wrong: Any = []
+    refused(
+        InvalidTypeError,
+        (made(lr=None), "learning_rate is missing"),
+        (made(damping="0.1"), "damping must be a number"),
+        (made(batch_size=1.5), "batch_size"),
+        (made(loss_scale="auto"), "loss_scale"),
+        (made(decay_filter="bias"), "decay_filter"),
+        (lambda: THOR(wrong, 0.1, 0.1), "net must be"),
+        (lambda: ConvertNetUtils().convert_to_thor_net(wrong), "net must be"),
+    )
+    refused(
+        InvalidValueError,
+        (made(learning_rate=0.1), "another name"),
+        (made(damping=-1), "damping must be finite and >= 0"),
+        (made(damping=[]), "damping must hold"),
+        (made(momentum=-0.1), "momentum"),
+        (made(frequency=0), "frequency"),
+        (made(loss_scale=0), "loss_scale"),
+        (made(refresh="never"), "refresh"),
+        (made(average="all"), "average"),
+        (made(average="inverses", refresh="trace"), "leave one of them out"),
+        (made(network().requires_grad_(False)), "net must have a parameter"),
+        (made(nn.Sequential(nn.LazyLinear(3))), "call the network with a batch first"),
+    )
 
 
 # --- precision ----------------------------------------------------------------------------------------------
@@ -528,10 +529,3 @@ def test_layers_of_detection_networks_and_frozen_ones_are_left_out() -> None:
             self.frozen.requires_grad_(False)
 
     assert [layer.name for layer in make(Named())._layers.values()] == ["deep"]
-
-
-def test_a_layer_without_weights_yet_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match="call the network with a batch first"):
-        make(nn.Sequential(nn.LazyLinear(3)))
-    with pytest.raises(InvalidTypeError, match="net must be"):
-        ConvertNetUtils().convert_to_thor_net([])  # type: ignore[arg-type]

@@ -201,9 +201,9 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("placements", LAYOUTS.values(), ids=LAYOUTS.keys())
-@pytest.mark.parametrize("shape", [(8, 6), (5, 3), (2, 2)])
+@pytest.mark.parametrize("shape", [(5, 3), (2, 2)])
 def test_a_shard_is_the_slice_of_the_global_tensor_that_lies_here(framework, rank, placements, shape):
     whole = torch.arange(float(np.prod(shape))).reshape(shape)
     with rank_of_four(rank) as mesh:

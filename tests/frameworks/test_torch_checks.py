@@ -135,8 +135,8 @@ def test_bit_sums_see_each_bit_of_memory_in_whatever_layout(dtype: torch.dtype) 
     assert numbers(checksums.measure()) != before
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 7, 8, 9])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("size", [0, 1, 4, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
 def test_sums_of_devices_see_each_element(size: int, dtype: torch.dtype) -> None:
     tensor = torch.randn(size + 1, dtype=dtype)[1:]  # begins between two words
     for one in (tensor, tensor.clone()):

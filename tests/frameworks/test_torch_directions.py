@@ -31,7 +31,7 @@ AS_GIVEN: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("engine", ["naive", "row", "graph", "inference"])
+@pytest.mark.parametrize("engine", ["row", "graph", "inference"])
 @pytest.mark.parametrize("kind", AS_GIVEN)
 def test_own_directions_of_a_model_with_a_number_among_its_parameters(kind: str, engine: str) -> None:
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ def drawn_there(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PIECE", piece)
 
 
-@pytest.mark.parametrize("seed", [0, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
 @pytest.mark.parametrize(
     ("start", "stop"), [(0, 1), (1, 2), (3, 8), (5, 5), (BLOCK - 3, BLOCK + 4), (2 * BLOCK + 1, 7 * BLOCK)]
 )

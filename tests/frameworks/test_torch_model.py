@@ -21,6 +21,7 @@ import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError, NoSamplesError
 from distsummary.events.reader import read_lineage, read_values
 from distsummary.model import metrics
+from tests.refusals import refused
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -558,35 +559,31 @@ def test_a_distributed_network_trains_like_a_plain_one(gloo, kind, manager):
 NETWORK = net()
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"network": None}, InvalidTypeError, "network must be a torch.nn.Module, got NoneType"),
-        ({"network": torch.ones(1)}, InvalidTypeError, "network must be a torch.nn.Module, got Tensor"),
-        ({"loss_fn": 1}, InvalidTypeError, "loss_fn must be a function or a module"),
-        ({"optimizer": 0.1}, InvalidTypeError, "optimizer must be a torch optimizer, got float"),
-        ({"optimizer": torch.optim.LBFGS(NETWORK.parameters())}, InvalidTypeError, "without a closure"),
-        ({"metrics": ["acc"]}, InvalidTypeError, "metrics must be a set or dict"),
-        ({"metrics": {"acc"}, "loss_fn": None}, InvalidValueError, "metrics need a way to evaluate"),
-        ({"eval_network": 1}, InvalidTypeError, "eval_network must be a torch.nn.Module"),
-        ({"eval_indexes": [0, 1]}, InvalidValueError, "eval_indexes must be a list of three int"),
-        ({"amp_level": 1}, InvalidTypeError, "amp_level must be str"),
-        ({"amp_level": "O4"}, InvalidValueError, "amp_level must be one of"),
-        ({"amp_level": "O2", "optimizer": None}, InvalidValueError, "amp_level='O2' needs an optimizer"),
-        ({"loss_scale_manager": 128}, InvalidTypeError, "loss_scale_manager must be LossScaleManager"),
-        (
-            {"loss_scale_manager": ds.FixedLossScaleManager(), "optimizer": None},
-            InvalidValueError,
-            "loss_scale_manager needs an optimizer",
-        ),
-        ({"keep_batchnorm_fp32": 1}, InvalidTypeError, "keep_batchnorm_fp32 must be bool or None"),
-        ({"metric": {"acc"}}, InvalidValueError, "Model has no argument 'metric'"),
-    ],
-)
-def test_bad_arguments_of_the_model_are_refused(options, kind, message):
-    given = {"network": NETWORK, "loss_fn": LOSS, "optimizer": sgd(NETWORK)} | options
-    with pytest.raises(kind, match=message):
-        ds.Model(**given)
+def test_bad_arguments_of_the_model_are_refused():
+    def made(**options):
+        return lambda: ds.Model(**{"network": NETWORK, "loss_fn": LOSS, "optimizer": sgd(NETWORK)} | options)
+
+    refused(
+        InvalidTypeError,
+        (made(network=torch.ones(1)), "network must be a torch.nn.Module, got Tensor"),
+        (made(loss_fn=1), "loss_fn must be a function or a module"),
+        (made(optimizer=0.1), "optimizer must be a torch optimizer, got float"),
+        (made(optimizer=torch.optim.LBFGS(NETWORK.parameters())), "without a closure"),
+        (made(metrics=["acc"]), "metrics must be a set or dict"),
+        (made(eval_network=1), "eval_network must be a torch.nn.Module"),
+        (made(amp_level=1), "amp_level must be str"),
+        (made(loss_scale_manager=128), "loss_scale_manager must be LossScaleManager"),
+        (made(keep_batchnorm_fp32=1), "keep_batchnorm_fp32 must be bool or None"),
+    )
+    refused(
+        InvalidValueError,
+        (made(metrics={"acc"}, loss_fn=None), "metrics need a way to evaluate"),
+        (made(eval_indexes=[0, 1]), "eval_indexes must be a list of three int"),
+        (made(amp_level="O4"), "amp_level must be one of"),
+        (made(amp_level="O2", optimizer=None), "amp_level='O2' needs an optimizer"),
+        (made(loss_scale_manager=ds.FixedLossScaleManager(), optimizer=None), "loss_scale_manager needs an"),
+        (made(metric={"acc"}), "Model has no argument 'metric'"),
+    )
 
 
 def test_what_has_no_effect_is_said(caplog):
@@ -603,73 +600,59 @@ class OfMindSpore:
         return 1
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "message"),
-    [
-        ({"epoch": 0}, InvalidValueError, "epoch must be >= 1"),
-        ({"epoch": True}, InvalidTypeError, "epoch must be int"),
-        ({"epoch": 1.0}, InvalidTypeError, "epoch must be int"),
-        ({"initial_epoch": -1}, InvalidValueError, "initial_epoch must be >= 0"),
-        ({"initial_step": -1}, InvalidValueError, "initial_step must be >= 0"),
-        ({"initial_step": 1.0}, InvalidTypeError, "initial_step must be int or None"),
-        ({"initial_epoch": 2}, InvalidValueError, "epoch must be above initial_epoch, got 2 and 2"),
-        ({"dataset_sink_mode": 1}, InvalidTypeError, "dataset_sink_mode must be bool"),
-        ({"sink_size": 0}, InvalidValueError, "sink_size must be -1 or >= 1, got 0"),
-        ({"sink_size": -2}, InvalidValueError, "sink_size must be -1 or >= 1, got -2"),
-        ({"sink_size": 1.0}, InvalidTypeError, "sink_size must be int"),
-        ({"train_dataset": 1}, InvalidTypeError, "train_dataset must be iterable, got int"),
-        ({"train_dataset": []}, InvalidValueError, "train_dataset must hold at least one batch"),
-        ({"train_dataset": iter(batches())}, InvalidValueError, "can be read only once"),
-        ({"train_dataset": iter(()), "epoch": 1}, InvalidValueError, "train_dataset gave no batches"),
-        (
-            {"train_dataset": iter(()), "epoch": 1, "dataset_sink_mode": True},
-            InvalidValueError,
-            "train_dataset gave no batches",
-        ),
-        ({"train_dataset": [torch.ones(1)]}, InvalidValueError, r"must be \(data, labels\), got a Tensor"),
-        ({"train_dataset": [(1, 2, 3)]}, InvalidValueError, "got a tuple of 3"),
-        ({"train_dataset": [{"x": 1, "y": 2}]}, InvalidValueError, "keys 'x', 'y'; give .* a collate_fn"),
-        ({"train_dataset": OfMindSpore()}, InvalidTypeError, r"got OfMindSpore; .* list.dataset"),
-        ({"callbacks": 1}, InvalidTypeError, "callbacks must be list or tuple"),
-        ({"callbacks": [1]}, InvalidTypeError, "a callback must be Callback"),
-    ],
-)
 @pytest.mark.parametrize("method", ["train", "fit"])
-def test_bad_arguments_of_a_training_are_refused(method, options, kind, message):
-    given = {"epoch": 2, "train_dataset": batches(1)} | options
-    with pytest.raises(kind, match=message):
-        getattr(model_of(), method)(**given)
+def test_bad_arguments_of_a_training_are_refused(method):
+    def trained(**options):
+        given = {"epoch": 2, "train_dataset": batches(1)} | options
+        return lambda: getattr(model_of(), method)(**given)
+
+    refused(
+        InvalidValueError,
+        (trained(epoch=0), "epoch must be >= 1"),
+        (trained(initial_epoch=-1), "initial_epoch must be >= 0"),
+        (trained(initial_step=-1), "initial_step must be >= 0"),
+        (trained(initial_epoch=2), "epoch must be above initial_epoch, got 2 and 2"),
+        (trained(sink_size=0), "sink_size must be -1 or >= 1, got 0"),
+        (trained(sink_size=-2), "sink_size must be -1 or >= 1, got -2"),
+        (trained(train_dataset=[]), "train_dataset must hold at least one batch"),
+        (trained(train_dataset=iter(batches())), "can be read only once"),
+        (trained(train_dataset=iter(()), epoch=1), "train_dataset gave no batches"),
+        (trained(train_dataset=iter(()), epoch=1, dataset_sink_mode=True), "train_dataset gave no batches"),
+        (trained(train_dataset=[torch.ones(1)]), r"must be \(data, labels\), got a Tensor"),
+        (trained(train_dataset=[(1, 2, 3)]), "got a tuple of 3"),
+        (trained(train_dataset=[{"x": 1, "y": 2}]), "keys 'x', 'y'; give .* a collate_fn"),
+    )
+    refused(
+        InvalidTypeError,
+        (trained(epoch=True), "epoch must be int"),
+        (trained(initial_step=1.0), "initial_step must be int or None"),
+        (trained(dataset_sink_mode=1), "dataset_sink_mode must be bool"),
+        (trained(sink_size=1.0), "sink_size must be int"),
+        (trained(train_dataset=1), "train_dataset must be iterable, got int"),
+        (trained(train_dataset=OfMindSpore()), r"got OfMindSpore; .* list.dataset"),
+        (trained(callbacks=1), "callbacks must be list or tuple"),
+        (trained(callbacks=[1]), "a callback must be Callback"),
+    )
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "message"),
-    [
-        (lambda model: model.fit(1, batches(1), batches(1)), InvalidValueError, "Model.fit needs metrics"),
-        (lambda model: model.eval(batches(1)), InvalidValueError, "Model.eval needs metrics"),
-        (lambda model: model.fit(1, batches(1), None, 0), InvalidValueError, "valid_frequency must be >= 1"),
-        (lambda model: model.fit(1, batches(1), None, "1"), InvalidTypeError, "valid_frequency"),
-        (
-            lambda model: model.fit(1, batches(1), None, [0]),
-            InvalidValueError,
-            "valid_frequency must be >= 1",
-        ),
-        (lambda model: model.predict(object()), InvalidTypeError, "predict takes tensors.*got object"),
-        (lambda model: model.predict(torch.ones(0, 3)), InvalidValueError, r"no empty tensor.*\(0, 3\)"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_refused(call, kind, message):
-    with pytest.raises(kind, match=message):
-        call(model_of())
-
-
-def test_an_evaluation_of_nothing_is_refused():
-    model = model_of(metrics={"acc"})
-    with pytest.raises(InvalidValueError, match="valid_dataset must hold at least one batch"):
-        model.eval([])
-    with pytest.raises(NoSamplesError, match="Accuracy has no samples"):
-        model.eval(iter(()))
-    with pytest.raises(InvalidTypeError, match="dataset_sink_mode"):
-        model.eval(batches(1), dataset_sink_mode=1)
+def test_what_cannot_be_evaluated_is_refused():
+    plain, measured = model_of(), model_of(metrics={"acc"})
+    refused(
+        InvalidValueError,
+        (lambda: plain.fit(1, batches(1), batches(1)), "Model.fit needs metrics"),
+        (lambda: plain.eval(batches(1)), "Model.eval needs metrics"),
+        (lambda: plain.fit(1, batches(1), None, 0), "valid_frequency must be >= 1"),
+        (lambda: plain.fit(1, batches(1), None, [0]), "valid_frequency must be >= 1"),
+        (lambda: plain.predict(torch.ones(0, 3)), r"no empty tensor.*\(0, 3\)"),
+        (lambda: measured.eval([]), "valid_dataset must hold at least one batch"),
+    )
+    refused(
+        InvalidTypeError,
+        (lambda: plain.fit(1, batches(1), None, "1"), "valid_frequency"),
+        (lambda: plain.predict(object()), "predict takes tensors.*got object"),
+        (lambda: measured.eval(batches(1), dataset_sink_mode=1), "dataset_sink_mode"),
+    )
+    refused(NoSamplesError, (lambda: measured.eval(iter(())), "Accuracy has no samples"))
 
 
 def test_a_training_that_trains_nothing_is_said_once(caplog):

@@ -218,8 +218,9 @@ def test_views_of_other_parts_or_shapes_are_parameters_of_their_own() -> None:
     assert tied_names(empty) == tied_names(meta) == {}
 
 
-@pytest.mark.parametrize("frozen", ["", "embed", "head"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("frozen", "dtype"), [("", torch.float32), ("embed", torch.float32), ("head", torch.bfloat16)]
+)
 def test_a_head_that_is_a_view_of_another_shape_is_refused(frozen: str, dtype: torch.dtype) -> None:
     model = language().to(dtype)
     model.head.weight = nn.Parameter(model.embed.weight.data.t())  # (4, 7)

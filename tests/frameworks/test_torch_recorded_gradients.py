@@ -19,6 +19,7 @@ from distsummary.events.reader import read_directory
 from distsummary.format.histogram import count_histogram
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
+from tests.refusals import refused
 
 X, Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.ones(8, 1)
 
@@ -371,27 +372,23 @@ class Plain:
         self.parameters = {"w": np.ones(2)}
 
 
-@pytest.mark.parametrize(
-    ("watch", "value", "error", "match"),
-    [
-        (None, ".*", InvalidValueError, r"gradients='.\*' looks into the watched model, got watch=None"),
-        (
-            Plain(),
-            ".*",
-            InvalidTypeError,
-            "gradients looks into a torch.nn.Module, got a network of type Plain",
-        ),
-        (nn.Linear(1, 1), "(", InvalidValueError, "gradients must be a regular expression"),
-        (nn.Linear(1, 1), True, InvalidTypeError, "gradients must be a pattern .* got True of type bool"),
-        (nn.Linear(1, 1), 3, InvalidTypeError, "gradients must be a pattern .* got 3 of type int"),
-    ],
-)
-def test_what_cannot_be_chosen_is_refused_at_once(tmp_path, watch, value, error, match):
-    with pytest.raises(error, match=match):
-        ds.init(tmp_path, watch=watch, gradients=value)
+def test_what_cannot_be_chosen_is_refused_at_once(tmp_path):
+    def chosen(watch, gradients):
+        return lambda: ds.init(tmp_path, watch=watch, gradients=gradients)
 
+    def collected():
+        run = ds.Run(callbacks=ds.SummaryCollector(tmp_path, gradients=".*"), network=Plain())
+        with run:
+            next(iter(run.steps(range(1))))
 
-def test_a_collector_refuses_a_network_that_has_no_gradients(tmp_path):
-    run = ds.Run(callbacks=ds.SummaryCollector(tmp_path, gradients=".*"), network=Plain())
-    with run, pytest.raises(InvalidTypeError, match=r"gradients looks into a torch\.nn\.Module"):
-        next(iter(run.steps(range(1))))
+    refused(
+        InvalidValueError,
+        (chosen(None, ".*"), r"gradients='.\*' looks into the watched model, got watch=None"),
+        (chosen(nn.Linear(1, 1), "("), "gradients must be a regular expression"),
+    )
+    refused(
+        InvalidTypeError,
+        (chosen(Plain(), ".*"), "gradients looks into a torch.nn.Module, got a network of type Plain"),
+        (chosen(nn.Linear(1, 1), True), "gradients must be a pattern .* got True of type bool"),
+        (collected, r"gradients looks into a torch\.nn\.Module"),
+    )

@@ -18,8 +18,7 @@ class One:
         self.parameters = {"weight": np.ones((1, 1), np.float32)}
 
 
-@pytest.mark.parametrize("scale", [1.0, -2.0, np.float32(0.3)])
-@pytest.mark.parametrize("normalization", ["none", "filter", "layer"])
+@pytest.mark.parametrize(("scale", "normalization"), [(np.float32(0.3), "none"), (-2.0, "filter")])
 def test_directions_that_are_parallel_are_refused(scale: float, normalization: str) -> None:
     y = {"d1.weight": start_of(1)["d1.weight"], "d2.weight": start_of(1)["d2.weight"]}
     given = Directions(x={name: array * scale for name, array in y.items()}, y=y)
@@ -71,7 +70,7 @@ def test_a_path_loses_its_plane_where_normalization_leaves_one_number(tmp_path: 
     assert draw(**more).kind == "pca"
 
 
-@pytest.mark.parametrize("step", [1.0, 0.1, 0.01, 1e-4])
+@pytest.mark.parametrize("step", [1.0, 1e-4])
 def test_checkpoints_on_a_line_span_no_plane_by_their_rounding(tmp_path: Path, step: float) -> None:
     start, way = start_of(1), start_of(2)
     end = {name: array + np.float32(step) * way[name] for name, array in start.items()}

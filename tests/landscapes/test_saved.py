@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distsummary.checkpoints.safetensors import write_safetensors
-from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError, MissingFileError
+from distsummary.errors import InvalidTypeError, InvalidValueError, MissingFileError
 from distsummary.rundir.run_dir import RunDir
 from tests.unit.landscapes.golden_mlp import Mlp
 from tests.unit.landscapes.test_generator import draw, save_path, walk
@@ -25,7 +25,7 @@ def saved(directory: Path, count: int = 4) -> dict[int, Path]:
     return found
 
 
-@pytest.mark.parametrize("directions", ["pca", "line", "triangle", "random"])
+@pytest.mark.parametrize("directions", ["pca", "line", "random"])
 def test_files_by_their_numbers_are_a_path(nasty_tmp_path: Path, directions: str) -> None:
     run = RunDir(nasty_tmp_path / "run").create()
     save_path(run, walk(4), [[1, 2, 3, 4]])
@@ -73,27 +73,17 @@ def test_links_are_called_after_the_folder_that_they_lie_in(tmp_path: Path) -> N
     ("path", "match"),
     [
         ({-1: "a.safetensors"}, r"a key of around, a step or epoch, must be .*-1"),
-        ({True: "a.safetensors"}, r"a key of around, a step or epoch, must be int, got True"),
-        ({1: "a.safetensors", "2": "b.safetensors"}, r"a key of around, .* must be int, got '2'"),
         ({1.0: Mlp().parameters}, r"a key of around, a step or epoch, must be int, got 1\.0"),
         ({1: None}, r"around\[1\] must be values by name or a file .*, got a NoneType"),
         (
             {1: {5: Mlp().parameters}},
             r"around\[1\] must be values by name or .*, got a dict; give one of these",
         ),
-        ({1: [Mlp().parameters]}, r"around\[1\] must be values by name or .*, got a list; give one of these"),
-        ({1: "checkpoint-1"}, r"around\[1\] must be values by name or a file that ends with"),
-        ({1: "model.pt"}, r"files of torch\.save are not read here"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused(path: Any, match: str) -> None:
     with pytest.raises((InvalidTypeError, InvalidValueError), match=match):
         draw(around=path)
-
-
-def test_one_checkpoint_spans_no_plane(tmp_path: Path) -> None:
-    with pytest.raises(LandscapeError, match="at least 3 checkpoints, got 1"):
-        draw(around=saved(tmp_path, 1))
 
 
 def test_a_file_of_torch_save_is_reported_whatever_its_name(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.checkpoint_sources import open_runs, open_source, saved_intervals
 from distsummary.rundir.run_dir import RunDir
+from tests.refusals import refused
 from tests.unit.landscapes.golden_mlp import Mlp
 from tests.unit.landscapes.test_generator import draw, save_path, walk
 
@@ -46,24 +47,19 @@ def test_in_mindspores_mode_a_run_takes_the_samples_that_it_asked_for(tmp_path: 
     assert [draw(around=run, mode=mode).samples for mode in ("standard", "mindspore")] == [24, 16]
 
 
-@pytest.mark.parametrize(("checkpoint", "kind"), [("checkpoint-1", InvalidValueError), (5, InvalidTypeError)])
-def test_a_wrong_name_is_a_wrong_value_and_anything_else_a_wrong_type(
-    checkpoint: Any, kind: type[Exception]
-) -> None:
-    with pytest.raises(kind, match=r"around\[1\] must be values by name or a file"):
-        open_source(Mlp(), {1: checkpoint})
-
-
-@pytest.mark.parametrize("around", ["", " "])
-def test_a_blank_name_is_refused(around: str) -> None:
-    with pytest.raises(InvalidValueError, match="around must not be blank"):
-        open_source(Mlp(), around)
-
-
-def test_another_file_is_refused_with_what_may_be_given(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no checkpoint")
-    with pytest.raises(InvalidValueError, match="must be a run, a ckpt_dir or a checkpoint file that ends"):
-        open_source(Mlp(), tmp_path / "notes.txt")
+    refused(
+        InvalidValueError,
+        (lambda: open_source(Mlp(), {1: "checkpoint-1"}), r"around\[1\] must be values by name or a file"),
+        (lambda: open_source(Mlp(), " "), "around must not be blank"),
+        (
+            lambda: open_source(Mlp(), tmp_path / "notes.txt"),
+            "must be a run, a ckpt_dir or a checkpoint",
+        ),
+    )
+    wrong: Any = {1: 5}
+    refused(InvalidTypeError, (lambda: open_source(Mlp(), wrong), r"around\[1\] must be values by name or a"))
 
 
 def test_a_run_is_called_after_its_directory_and_runs_of_one_name_are_numbered(tmp_path: Path) -> None:

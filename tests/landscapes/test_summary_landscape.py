@@ -1,7 +1,6 @@
 """MindSpore's door to landscapes: what it takes, what it refuses, and that its numbers are MindSpore's."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from distsummary.events.segments import landscape_files
 from distsummary.landscapes import summary_landscape
 from distsummary.landscapes.summary_landscape import count_workers, parts_of
 from distsummary.rundir.run_dir import RunDir
+from tests.refusals import refused
 from tests.unit.landscapes import golden_mlp
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 from tests.unit.landscapes.test_generator import make_parts, recorded_run
@@ -229,11 +229,9 @@ def test_a_function_of_model_and_batch_comes_in_a_dict() -> None:
     [
         (None, InvalidTypeError, "callback_fn must return .*got a NoneType"),
         ((1, 2), InvalidTypeError, "got a tuple of 2"),
-        (tuple(range(5)), InvalidTypeError, "got a tuple of 5"),
         ((cross_entropy, NET, [], []), InvalidTypeError, "metrics .* must be dict or None, got"),
         ((cross_entropy, NET, [], {"loss": 1}), InvalidValueError, r"'Loss', got \['loss'\]"),
         ((None, NET, [], None), InvalidTypeError, r"metrics\['Loss'\] must be a loss function, got None"),
-        ((NET, NET, [], {"Loss": 3}), InvalidTypeError, r"metrics\['Loss'\] must be a loss function, got 3"),
         ((3, NET, [], None), InvalidTypeError, "the model .* must be a loss function, got 3"),
     ],
 )
@@ -250,7 +248,6 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
     [
         ({"callback_fn": ["data"]}, InvalidTypeError, r"callback_fn must be a function .*\), got a list$"),
         ({"device_ids": (0, 1)}, InvalidTypeError, "device_ids must be list or None"),
-        ({"device_ids": 2}, InvalidTypeError, "device_ids must be list or None, got 2"),
         ({"device_ids": [0, "1"]}, InvalidTypeError, r"device_ids\[1\] must be int, got '1'"),
         ({"device_ids": [True]}, InvalidTypeError, r"device_ids\[0\] must be int, got True"),
         ({"device_ids": [-1]}, InvalidValueError, r"device_ids\[0\] must be >= 0, got -1"),
@@ -261,15 +258,10 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
         ({"collect_landscape": {"size": 3}}, InvalidValueError, "unknown key 'size'"),
         ({"collect_landscape": {3: 3}}, InvalidTypeError, "a key of collect_landscape must be str"),
         ({"collect_landscape": {"landscape_size": 2}}, InvalidValueError, r"in \[3, 256\], got 2"),
-        ({"collect_landscape": {"landscape_size": 257}}, InvalidValueError, r"in \[3, 256\], got 257"),
         ({"collect_landscape": {"landscape_size": True}}, InvalidTypeError, "must be int, got True"),
         ({"collect_landscape": {"unit": "steps"}}, InvalidValueError, "one of .*epoch.*step.*got 'steps'"),
         ({"collect_landscape": {"num_samples": 1.0}}, InvalidTypeError, "num_samples.* must be int"),
-        (
-            {"collect_landscape": {"num_samples": 0}},
-            InvalidValueError,
-            r"\['num_samples'\] must be >= 1, got 0",
-        ),
+        ({"collect_landscape": {"num_samples": 0}}, InvalidValueError, r"must be >= 1, got 0"),
         (
             {"collect_landscape": {"num_samples": 7}},
             InvalidValueError,
@@ -279,8 +271,7 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
         ({"collect_landscape": {"create_landscape": {"train": True}}}, InvalidValueError, "both keys"),
         (
             {"collect_landscape": {"create_landscape": {"train": 1, "result": True}}},
-            InvalidTypeError,
-            r"\['train'\] must be bool, got 1",
+            *(InvalidTypeError, r"\['train'\] must be bool, got 1"),
         ),
         (
             {"collect_landscape": {"create_landscape": {"train": True, "final": True}}},
@@ -288,7 +279,6 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
             "unknown key 'final'",
         ),
         ({"collect_landscape": {"intervals": None}}, InvalidTypeError, "list of lists"),
-        ({"collect_landscape": {"intervals": ([1, 2, 3],)}}, InvalidTypeError, "must be list"),
         ({"collect_landscape": {"intervals": [(1, 2, 3)]}}, InvalidTypeError, "must be list"),
         ({"collect_landscape": {"intervals": [[1, 2]]}}, InvalidValueError, "at least 3 steps"),
         ({"collect_landscape": {"intervals": [[1, 2, "3"]]}}, InvalidTypeError, "an item of"),
@@ -307,21 +297,19 @@ def test_a_bad_argument_is_named(
     assert not untouched.landscape_dir.exists()
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "says"),
-    [
-        (lambda: SummaryLandscape(None), InvalidTypeError, "summary_dir must be str or PathLike"),  # type: ignore[arg-type]  # the point
-        (lambda: SummaryLandscape(""), InvalidValueError, "summary_dir must not be blank"),
-        (lambda: SummaryLandscape(__file__), NotADirectoryPathError, "summary_dir must be a directory"),
-        (lambda: SummaryLandscape("run", mode="x"), InvalidValueError, "mode must be one of"),
-        (lambda: SummaryLandscape("run", seed=1.5), InvalidTypeError, "seed must be int"),  # type: ignore[arg-type]  # the point
-    ],
-)
-def test_the_constructor_names_a_bad_argument(
-    make: Callable[[], object], kind: type[Exception], says: str
-) -> None:
-    with pytest.raises(kind, match=says):
-        make()
+def test_the_constructor_names_a_bad_argument() -> None:
+    wrong: Any = SummaryLandscape
+    refused(
+        InvalidTypeError,
+        (lambda: wrong(None), "summary_dir must be str or PathLike"),
+        (lambda: wrong("run", seed=1.5), "seed must be int"),
+    )
+    refused(
+        InvalidValueError,
+        (lambda: wrong(""), "summary_dir must not be blank"),
+        (lambda: wrong("run", mode="x"), "mode must be one of"),
+    )
+    refused(NotADirectoryPathError, (lambda: wrong(__file__), "summary_dir must be a directory"))
 
 
 def test_a_directory_without_a_trajectory_is_not_made_and_not_drawn(tmp_path: Path) -> None:

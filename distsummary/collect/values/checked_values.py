@@ -9,7 +9,6 @@ import numpy as np
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.frames import MAX_PAYLOAD
-from distsummary.format.png import layout_of
 from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, Value
 from distsummary.frameworks.base import ArraySpec, Computed, framework_of, spec_of
 from distsummary.training.values import check_tag, refuse_sparse, scalar
@@ -182,6 +181,8 @@ def checked_copy(
             f"{field} must be bool, integer or float of up to 64 bits, got {spec.dtype}; {remedy}"
         )
     if plugin == "image":
+        from distsummary.format.png import layout_of
+
         try:
             layout_of(spec.shape, compatibility=compatibility)
         except InvalidValueError as error:

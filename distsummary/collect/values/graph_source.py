@@ -4,12 +4,14 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from distsummary.base.checks import check_choice
 from distsummary.base.failures import Failures
+from distsummary.collect.options import OPERATIONS
+from distsummary.collect.values.messages import graph_bytes
 from distsummary.collect.values.sources import Source
-from distsummary.errors import InvalidTypeError
+from distsummary.format import mindspore_graph
+from distsummary.format.graph import MAX_NODES, Graph, reduced
 from distsummary.format.own_tags import AUTO
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
@@ -17,12 +19,8 @@ from distsummary.rundir.deal import Steps
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.step_context import StepContext
 
-if TYPE_CHECKING:
-    from distsummary.format.graph import Graph
-
 logger = logging.getLogger(__name__)
 
-TREE, OPERATIONS = GRAPHS = ("modules", "ops")
 TAG = f"train_network{AUTO}"  # MindSpore's name; the files have no place for it
 
 
@@ -36,21 +34,11 @@ class Observer(Protocol):
     def check_compilations(self) -> None:
         """Called before each step."""
 
-    def graph(self) -> "Graph | bytes":
+    def graph(self) -> Graph | bytes:
         """What was seen, or what MindSpore compiled (b"" for nothing); ends the observation."""
 
     def close(self) -> None:
         """End the observation; a second call does nothing."""
-
-
-def check_graph(value: object) -> str | None:
-    """How to draw the graph, for the argument `graph`: None for not at all."""
-    if value is False:
-        return None
-    if not isinstance(value, str):
-        raise InvalidTypeError(f"graph must be one of {list(GRAPHS)} or False, got {value!r}")
-    check_choice("graph", value, GRAPHS)
-    return value
 
 
 def observe(
@@ -83,11 +71,8 @@ def observe(
     return TreeObserver(network, failed)
 
 
-def graph_value(graph: "Graph", report: Callable[..., None] = logger.warning) -> Value:
+def graph_value(graph: Graph, report: Callable[..., None] = logger.warning) -> Value:
     """A graph as a value; one that is too large for the viewers is reduced, and `report` says so."""
-    from distsummary.format import mindspore_graph
-    from distsummary.format.graph import MAX_NODES, reduced
-
     small = reduced(graph, MAX_NODES)
     if small is not graph:
         report(
@@ -105,8 +90,6 @@ def _value_of(observer: Observer) -> Value | None:
     graph = observer.graph()
     # What MindSpore has compiled comes as bytes of its own message.
     if isinstance(graph, bytes):
-        from distsummary.collect.values.messages import graph_bytes
-
         return Value("graph", TAG, graph_bytes(graph)) if graph else None
     return graph_value(graph) if graph.nodes else None
 
@@ -116,21 +99,20 @@ class ModelGraph(Source):
 
     Args:
         steps: when to look again if the model was not called in the first step.
-        how: TREE or OPERATIONS; None: no graph.
+        how: options.TREE or OPERATIONS.
     """
 
     what = "graph"
 
-    def __init__(self, steps: Steps, failures: Failures, how: str | None) -> None:
+    def __init__(self, steps: Steps, failures: Failures, how: str) -> None:
         self._steps, self._failures, self._how = steps, failures, how
         self._observer: Observer | None = None
 
     def watch(self, network: object) -> None:
         """Begin to observe a model; a failure is counted."""
         self.close()
-        if self._how is not None:
-            failed = partial(self._failures.fail, self.what)
-            self._observer = self._failures.call(self.what, observe, network, self._how, failed)
+        failed = partial(self._failures.fail, self.what)
+        self._observer = self._failures.call(self.what, observe, network, self._how, failed)
 
     def begin(self, params: CallbackParams) -> None:
         """See `Source`."""

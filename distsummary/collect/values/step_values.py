@@ -13,7 +13,6 @@ from distsummary.collect.values.checked_values import checked_copy, is_real
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.own_tags import AUTO, IMAGE_TAG, LEARNING_RATE_TAG, LOSS_TAG
-from distsummary.format.png import layout_of
 from distsummary.format.records import Shard, Value
 from distsummary.frameworks.base import framework_of, spec_of
 from distsummary.rundir.deal import Group, Share, Steps
@@ -63,6 +62,8 @@ def image_values(batch: object, *, compatibility: Compatibility = OURS) -> list[
     framework = framework_of(first)
     if not framework.is_tensor(first):
         return []
+    from distsummary.format.png import layout_of
+
     shape, dtype = spec_of(IMAGE_TAG, first)
     try:
         layout = layout_of(shape, compatibility=compatibility)

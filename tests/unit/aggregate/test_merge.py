@@ -44,6 +44,7 @@ from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from tests.disks import FullDisk
 from tests.event_files import write_events
+from tests.refusals import refused
 from tests.unit.aggregate.live_ranks import scalar
 
 NAN = float("nan")
@@ -667,8 +668,9 @@ def damage(directory):
         path.write_bytes(b"damaged")
 
 
-@pytest.mark.parametrize("ruin", [shutil.rmtree, empty, damage])
-@pytest.mark.parametrize("role", ["train", "eval"])
+@pytest.mark.parametrize(
+    ("ruin", "role"), [(shutil.rmtree, "train"), (empty, "train"), (damage, "train"), (damage, "eval")]
+)
 def test_a_merge_that_could_only_remove_the_merged_run_is_refused(run, role, ruin):
     for one in ("train", "eval"):
         run.write(0, [scalar(1, loss=1.0), lineage_event(epoch=1)], role=one)
@@ -725,13 +727,10 @@ def test_event_files_of_others_in_the_run_dir_are_not_mixed_with_the_merged(run)
 
 
 def test_what_is_no_run_is_refused_with_its_path(tmp_path):
-    with pytest.raises(MissingFileError, match=r"no run dir .*absent"):
-        merge_run(tmp_path / "absent")
-    with pytest.raises(RunDirError, match="is no run"):
-        merge_run(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryPathError, match="file"):
-        merge_run(tmp_path / "file")
+    refused(MissingFileError, (lambda: merge_run(tmp_path / "absent"), r"no run dir .*absent"))
+    refused(RunDirError, (lambda: merge_run(tmp_path), "is no run"))
+    refused(NotADirectoryPathError, (lambda: merge_run(tmp_path / "file"), "file"))
     assert os.listdir(tmp_path) == ["file"]
 
 

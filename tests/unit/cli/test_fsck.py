@@ -20,6 +20,7 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology
 from tests.event_files import write_events
+from tests.refusals import refused
 from tests.unit.events.test_reader import (
     MINDSPORE,
     RUN,
@@ -319,13 +320,13 @@ def test_a_manifest_of_another_run_is_made_again(nasty_tmp_path: Path):
 
 
 def test_what_cannot_be_checked_is_an_error(nasty_tmp_path: Path):
-    with pytest.raises(MissingFileError, match="nowhere"):
-        fsck(nasty_tmp_path / "nowhere")
-    with pytest.raises(MissingFileError, match="no event file"):
-        fsck(nasty_tmp_path)
+    refused(
+        MissingFileError,
+        (lambda: fsck(nasty_tmp_path / "nowhere"), "nowhere"),
+        (lambda: fsck(nasty_tmp_path), "no event file"),
+    )
     (nasty_tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryPathError, match="file"):
-        fsck(nasty_tmp_path / "file")
+    refused(NotADirectoryPathError, (lambda: fsck(nasty_tmp_path / "file"), "file"))
 
 
 def test_a_line_for_the_terminal_holds_no_control_characters(nasty_tmp_path: Path):

@@ -14,22 +14,16 @@ def landscape(**keys):
 
 
 BAD = [
-    *[({"collect_freq": value}, TYPE) for value in (None, 1.0, True, "1")],
-    *[({"collect_freq": value}, VALUE) for value in (0, -1)],
-    *[
-        ({name: value}, TYPE)
-        for name in ("collect_tensor_freq", "max_file_size")
-        for value in (1.0, True, "1")
-    ],
-    *[({name: value}, VALUE) for name in ("collect_tensor_freq", "max_file_size") for value in (0, -1)],
-    *[({"keep_default_action": value}, TYPE) for value in (None, 1, "True")],
-    *[({"export_options": value}, TYPE) for value in ([], "npy", {3: "npy"}, {"tensor_format": 3})],
+    *[({"collect_freq": value}, error) for value, error in ((None, TYPE), (True, TYPE), (0, VALUE))],
+    *[({"collect_tensor_freq": value}, error) for value, error in ((1.0, TYPE), (0, VALUE))],
+    *[({"max_file_size": value}, error) for value, error in (("1", TYPE), (-1, VALUE))],
+    ({"keep_default_action": None}, TYPE),
+    *[({"export_options": value}, TYPE) for value in ([], {3: "npy"}, {"tensor_format": 3})],
     *[({"export_options": value}, VALUE) for value in ({"format": "npy"}, {"tensor_format": "csv"})],
-    *[({"custom_lineage_data": v}, TYPE) for v in ([], "a", {3: 1})],
+    *[({"custom_lineage_data": v}, TYPE) for v in ([], {3: 1})],
     ({"custom_lineage_data": {"\ud800": 1}}, VALUE),
-    *[({"config": v}, TYPE) for v in (3, True, "a", b"a", [1], (1, 2), max)],
+    ({"config": [1]}, TYPE),
     *[({"collect_specified_data": value}, TYPE) for value in ([], {3: True}, {"collect_metric": 1})],
-    *[({"collect_specified_data": {name: None}}, TYPE) for name in ("collect_metric", "collect_graph")],
     ({"collect_specified_data": {"collect_everything": True}}, VALUE),
     ({"collect_specified_data": {"histogram_regular": 3}}, TYPE),
     ({"collect_specified_data": {"histogram_regular": "("}}, VALUE),
@@ -37,16 +31,7 @@ BAD = [
     ({"collect_landscape": True}, TYPE),
     ({"collect_specified_data": {"collect_landscape": {"unit": "step"}}}, TYPE),  # intervals are required
     (landscape(size=3), VALUE),
-    *[(landscape(landscape_size=value), VALUE) for value in (2, 257)],
-    (landscape(landscape_size=True), TYPE),
     (landscape(unit="batch"), VALUE),
-    (landscape(num_samples=1.5), TYPE),
-    (landscape(create_landscape={"test": True}), VALUE),
-    (landscape(create_landscape={"train": 1}), TYPE),
-    (landscape(intervals=None), TYPE),
-    (landscape(intervals=[(1, 2, 3)]), TYPE),
-    (landscape(intervals=[[1, 2]]), VALUE),
-    (landscape(intervals=[[1, 2, 3.0]]), TYPE),
     ({"deal": "ranks"}, VALUE),
     ({"collectors": "threads"}, VALUE),
     ({"formats": "mindspore"}, TYPE),
@@ -54,23 +39,17 @@ BAD = [
     ({"mindspore_compat": 1}, TYPE),
     ({"raise_exception": None}, TYPE),
     ({"topology": 3}, TYPE),
+    *[({"summary_dir": value}, VALUE) for value in ("  ", "x" * 300, "x/" * 3000)],
+    ({"summary_dir": 3}, TYPE),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "error"), BAD, ids=str)
 def test_bad_arguments_are_refused_before_anything_is_made(tmp_path, arguments, error):
-    with pytest.raises(error):
-        SummaryCollector(tmp_path / "run", **arguments)
+    [name] = arguments
+    with pytest.raises(error, match="dir" if name == "summary_dir" else None):
+        SummaryCollector(**{"summary_dir": tmp_path / "run"} | arguments)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("summary_dir", "error"),
-    [(3, TYPE), (None, TYPE), ("", VALUE), ("  ", VALUE), ("x" * 300, VALUE), ("x/" * 3000, VALUE)],
-)
-def test_names_that_are_no_directory_are_refused(summary_dir, error):
-    with pytest.raises(error, match="dir"):
-        SummaryCollector(summary_dir)
 
 
 def test_a_file_is_no_run_dir(tmp_path):

@@ -108,7 +108,7 @@ def test_a_source_of_any_kind_gives_its_entries(source: object, flat: dict[str, 
     assert read_config(source).flat == flat
 
 
-@pytest.mark.parametrize("source", [3, 0.5, True, "a", b"a", [1], (1, 2), {1}, max, object(), np.zeros(3)])
+@pytest.mark.parametrize("source", [3, "a", [1], max, object(), np.zeros(3)])
 def test_a_source_without_names_is_refused(source: object) -> None:
     with pytest.raises(InvalidTypeError, match=r"config must have named values, got .* pass a dict"):
         read_config(source)

@@ -15,8 +15,7 @@ from distsummary.collect.file_export import export_npy, file_name
 from distsummary.errors import ClosedError, WriteError
 from tests.patience import PATIENCE_S
 
-HOSTILE = ["a", "a_1", "..", ".", "../../etc/x", "/etc/x", "a/b c%", ".hidden", "%2Ehidden", "a\0b", "a\nb",
-           "~", "-rf", "x\ud800", "雪" * 80, "x" * 300, "x" * 1024, "é" * 512, "😀" * 256]  # fmt: skip
+HOSTILE = ["a", "..", "../../etc/x", "/etc/x", "a/b c%", ".hidden", "a\0b", "x\ud800", "雪" * 80, "x" * 1024]
 
 
 @pytest.mark.parametrize("tag", HOSTILE)

@@ -79,7 +79,7 @@ def test_compatibility_takes_mindspores_layout_alone_and_stretches_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 4, 5), (1, 2, 4, 5), (1, 3, 0, 5), (0, 3, 4, 5), (0, 5), (4,), (), (1, 1, 1, 4, 4)]
+    "shape", [(2, 4, 5), (1, 2, 4, 5), (1, 3, 0, 5), (0, 3, 4, 5), (4,), (1, 1, 1, 4, 4)]
 )
 def test_what_is_no_picture_is_refused_with_its_name_its_shape_and_what_is_taken(tmp_path, shape):
     with SummaryRecord(tmp_path) as record, pytest.raises(InvalidValueError) as refused:

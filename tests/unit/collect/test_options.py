@@ -11,6 +11,7 @@ from distsummary.collect.options import (
 from distsummary.collect.selection import MINDSPORES, Selection
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.compatibility import AS_MINDSPORE
+from tests.refusals import refused
 
 EVERYTHING = {
     "metric": True, "graph": "modules", "train_lineage": True, "eval_lineage": True, "input_data": True,
@@ -55,20 +56,9 @@ def test_histograms_are_chosen_by_a_pattern_or_as_in_mindspore(histograms, more,
     assert check_specified(None, histograms=histograms, **options).histogram == expected
 
 
-@pytest.mark.parametrize("histograms", [False, "fc"])
-def test_two_choices_of_histograms_are_refused_naming_both(histograms):
-    with pytest.raises(InvalidValueError, match=r"histograms=.*\['histogram_regular'\]='b' both choose"):
-        check_specified({"histogram_regular": "b"}, True, histograms=histograms)
-
-
 def test_a_choice_of_parameters_is_a_pattern_or_false():
     assert selection("tensors", False) is None
     assert selection("tensors", "fc", 3) == Selection(pattern="fc", most=3, argument="tensors='fc'")
-    with pytest.raises(InvalidValueError, match=r"tensors must be a regular expression, got '\('"):
-        selection("tensors", "(")
-    for wrong in (True, 0, 3, None):
-        with pytest.raises(InvalidTypeError, match=r'tensors must be a pattern .* "\.\*" chooses all'):
-            selection("tensors", wrong)
 
 
 def test_an_empty_landscape_switches_it_off():
@@ -84,25 +74,34 @@ def test_the_users_dict_is_neither_kept_nor_changed():
     assert given == {"collect_metric": True}
 
 
-@pytest.mark.parametrize("affix", ["", "-a", "a b", ".x", "a/b", "x\n", "é", "my_tfevents", "a_lineage"])
-def test_affixes_that_would_mislead_viewers_are_refused(affix):
-    with pytest.raises(InvalidValueError, match="file_prefix"):
-        check_file_affix("file_prefix", affix)
-
-
 @pytest.mark.parametrize("affix", ["events", "_MS", "a.b.c", "9"])
 def test_plain_affixes_are_taken(affix):
     assert check_file_affix("file_suffix", affix) == affix
 
 
-def test_an_affix_must_be_text():
-    with pytest.raises(InvalidTypeError):
-        check_file_affix("file_suffix", 3)
-
-
 def test_checksums_is_a_bool_or_a_number_of_steps():
     assert (check_checksums(True), check_checksums(7)) == (True, 7)
-    with pytest.raises(InvalidValueError, match="checksums must be"):
-        check_checksums(0)
-    with pytest.raises(InvalidTypeError, match="checksums must be True, False or a number of steps, got 'a'"):
-        check_checksums("a")
+
+
+def test_what_cannot_be_an_option_is_refused_by_its_name():
+    both, pattern = {"histogram_regular": "b"}, r'tensors must be a pattern .* "\.\*" chooses all'
+    twice = r"histograms=.*\['histogram_regular'\]='b' both choose"
+    refused(
+        InvalidValueError,
+        (lambda: selection("tensors", "("), r"tensors must be a regular expression, got '\('"),
+        (lambda: check_specified(both, True, histograms=False), twice),
+        (lambda: check_specified(both, True, histograms="fc"), twice),
+        *(
+            (lambda affix=affix: check_file_affix("file_prefix", affix), "file_prefix")
+            for affix in ("", "-a", "a b", ".x", "a/b", "x\n", "é", "my_tfevents", "a_lineage")
+        ),
+        (lambda: check_checksums(0), "checksums must be"),
+    )
+    refused(
+        InvalidTypeError,
+        (lambda: selection("tensors", True), pattern),
+        (lambda: selection("tensors", 0), pattern),
+        (lambda: selection("tensors", None), pattern),
+        (lambda: check_file_affix("file_suffix", 3), "file_suffix"),
+        (lambda: check_checksums("a"), "checksums must be True, False or a number of steps, got 'a'"),
+    )

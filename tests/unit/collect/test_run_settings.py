@@ -13,6 +13,7 @@ from distsummary.collect.selection import Selection
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.rundir.topology import Topology
+from tests.refusals import refused
 
 NOTHING: dict[str, Any] = {
     "histograms": False, "gradients": False, "tensors": False, "graph": False, "norms": False,
@@ -105,27 +106,23 @@ def test_each_option_of_record_refuses_what_it_is_not() -> None:
             Record(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("norms", "float64", InvalidTypeError), ("system_metrics", 1, InvalidTypeError),
-        ("collect_freq", 0, InvalidValueError), ("checksums", 0, InvalidValueError),
-        ("graph", True, InvalidTypeError), ("tensors", "(", InvalidValueError),
-    ],
-)  # fmt: skip
-def test_a_wrong_argument_is_refused_by_its_name(name: str, value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"^{name} must be"):
-        settings(**{name: value})
-
-
-def test_groups_of_another_kind_are_refused() -> None:
-    with pytest.raises(InvalidTypeError, match="record must be Record"):
-        settings_of(Diagnose(), None, **NOTHING)  # type: ignore[arg-type]
-    with pytest.raises(InvalidTypeError, match="diagnose must be Diagnose"):
-        settings_of(None, Record(), **NOTHING)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("given", [{"checksums": 3}, {"norms": True}, {"histograms": ".*"}])
-def test_what_needs_a_model_is_refused_without_one(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidValueError, match="got watch=None; pass the model"):
-        settings(**given).refuse_unfit(None, Topology())
+def test_a_wrong_argument_is_refused_by_its_name() -> None:
+    wrong: Any = settings_of
+    without = "got watch=None; pass the model"
+    refused(
+        InvalidTypeError,
+        (lambda: settings(norms="float64"), "^norms must be"),
+        (lambda: settings(system_metrics=1), "^system_metrics must be"),
+        (lambda: settings(graph=True), "^graph must be"),
+        (lambda: wrong(Diagnose(), None, **NOTHING), "record must be Record"),
+        (lambda: wrong(None, Record(), **NOTHING), "diagnose must be Diagnose"),
+    )
+    refused(
+        InvalidValueError,
+        (lambda: settings(collect_freq=0), "^collect_freq must be"),
+        (lambda: settings(checksums=0), "^checksums must be"),
+        (lambda: settings(tensors="("), "^tensors must be"),
+        (lambda: settings(checksums=3).refuse_unfit(None, Topology()), without),
+        (lambda: settings(norms=True).refuse_unfit(None, Topology()), without),
+        (lambda: settings(histograms=".*").refuse_unfit(None, Topology()), without),
+    )

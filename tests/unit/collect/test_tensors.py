@@ -39,14 +39,13 @@ def test_numbers_of_up_to_64_bits_are_taken_as_they_are(plugin, dtype):
     assert (value.data.result().dtype, value.data.result().shape) == (native, (2, 0, 3))
 
 
-@pytest.mark.parametrize("plugin", ["tensor", "histogram", "image"])
 @pytest.mark.parametrize("kind", ONLY_EXPORTED)
-def test_other_dtypes_are_refused_with_name_dtype_range_and_remedy(plugin, kind):
+def test_other_dtypes_are_refused_with_name_dtype_range_and_remedy(kind):
     array = np.resize(ONLY_EXPORTED[kind], (2, 2))
     with pytest.raises(InvalidTypeError) as refused:
-        checked_value(plugin, "layer.1", array)
+        checked_value("tensor", "layer.1", array)
     assert re.fullmatch(
-        rf"the {plugin} 'layer\.1' must be bool, integer or float of up to 64 bits, "
+        r"the tensor 'layer\.1' must be bool, integer or float of up to 64 bits, "
         rf"got {re.escape(str(array.dtype))}; (convert|record) .*",
         str(refused.value),
     )
@@ -142,9 +141,7 @@ def test_records_of_one_second_export_to_directories_of_their_own(tmp_path, monk
     assert found == {f"export_{1_700_000_000 + n}": n for n in range(3)}
 
 
-@pytest.mark.parametrize(
-    "name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "int4", "uint2"]
-)
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
 def test_small_numbers_of_ml_dtypes_become_float32(tmp_path, name):
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="pip install ml_dtypes")
     array = np.array([0, 1, 0], getattr(ml_dtypes, name))

@@ -47,8 +47,7 @@ def test_the_steps_of_several_times() -> None:
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-@pytest.mark.parametrize("ranks", [(), (0, 2, 3)])
-@pytest.mark.parametrize("until", [None, 9])
+@pytest.mark.parametrize(("ranks", "until"), [((), None), ((0, 2, 3), 9)])
 def test_each_cause_has_a_sentence(cause: str, ranks: tuple[int, ...], until: int | None) -> None:
     said = sentence(replace(SLOW, cause=cause, ranks=ranks, until_step=until, since_step=7))
     of_run = cause in (STARTED, FINISHED, INTERRUPTED)

@@ -49,8 +49,7 @@ def named(rank: int, index: int) -> str:
     return repr(["0.weight", "0.bias"][index])
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize(("bad", "chunk"), [(math.nan, 1), (math.inf, 3), (-math.inf, 100)])
 def test_the_first_step_and_its_rank_are_reported_once_however_steps_are_divided(
     bad: float, chunk: int
 ) -> None:

@@ -43,11 +43,8 @@ def test_nothing_is_said_of_noise_spikes_and_a_busy_host(ranks: int) -> None:
     assert judged(step_times(ranks, 3000, ranks)) == []
 
 
-@pytest.mark.parametrize(
-    "phase", ["data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "rest"]
-)
-@pytest.mark.parametrize(("excess", "within"), [(0.25, 20), (0.15, 45)])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("phase", ["data", "backward", "rest"])
+@pytest.mark.parametrize(("excess", "within", "ranks"), [(0.25, 20, 2), (0.25, 20, 4), (0.15, 45, 4)])
 def test_the_rank_and_the_phase_are_named_in_time(phase: str, excess: float, within: int, ranks: int) -> None:
     times = step_times(7, 500, ranks)
     culprit = ranks - 1

@@ -20,12 +20,12 @@ def judged(times: np.ndarray, *, slow: tuple[int, ...] = (), is_busy: bool = Fal
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 16])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_nothing_is_said_of_noise_spikes_and_a_busy_host(ranks: int, seed: int) -> None:
     assert judged(step_times(seed, 3000, ranks)) == []
 
 
-@pytest.mark.parametrize("each", [8, 32, 50])
+@pytest.mark.parametrize("each", [8, 50])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_stalls_at_some_steps_is_named_with_them(each: int, ranks: int) -> None:
     times = step_times(7, 1400, ranks, spikes=0)
@@ -48,7 +48,7 @@ def test_stalls_that_take_little_of_the_time_or_come_all_at_once_or_on_all_ranks
     assert [judged(times) for times in (few, pause, every)] == [[], [], []]
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "rest"])
+@pytest.mark.parametrize("phase", ["forward", "optimizer", "rest"])
 @pytest.mark.parametrize("steps", [2.0, 8.0])
 def test_few_stalls_of_a_phase_that_computes_are_named_if_no_batch_takes_so_long(
     phase: str, steps: float

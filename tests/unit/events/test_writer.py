@@ -103,7 +103,7 @@ def test_a_restarted_writer_continues_behind_what_each_file_holds(tmp_path):
     assert lost_points(tmp_path) == []
 
 
-@pytest.mark.parametrize("taken", [0, 1, 17, 60])
+@pytest.mark.parametrize("taken", [0, 17])
 @pytest.mark.parametrize("at", range(1, 7))
 def test_a_crash_at_any_write_costs_nothing_that_was_acknowledged_and_doubles_nothing(tmp_path, at, taken):
     """Writes: two heads, two batches in two files each; each is cut anywhere, also between dialects."""
@@ -236,15 +236,12 @@ def test_what_one_of_two_full_files_misses_is_dropped_and_what_both_miss_is_no_e
     assert list(health.errors.values()) == [20 - min(kept)]
 
 
-def test_a_closed_writer_refuses_and_closes_twice(tmp_path):
+def test_a_closed_writer_and_a_directory_below_a_file_are_refused(tmp_path):
     rank_writer = writer(tmp_path)
     rank_writer.close()
     rank_writer.close()
     with pytest.raises(ClosedError, match="closed"):
         rank_writer.write(batch(1, scalars(1, 1)))
-
-
-def test_a_directory_below_a_file_is_refused_with_its_path(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises((RunDirError, NotADirectoryError), match="file"):
         writer(tmp_path / "file" / "below")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distsummary.format import encode, mindspore_format, mindspore_graph, tensorboard_format
+from distsummary.format import encode, mindspore_format, mindspore_graph, png, tensorboard_format
 from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.format.encode import EventEncoder, encode_event, event_parts
 from distsummary.format.frames import Framed, frame, frame_parts
@@ -51,14 +51,14 @@ def test_each_dialect_gets_what_it_can_show():
 
 def test_pictures_and_bins_are_computed_once_for_both_dialects(monkeypatch: pytest.MonkeyPatch):
     calls = []
-    for name in ("encode_image", "count_histogram"):
-        original = getattr(encode, name)
+    for module, name in ((png, "encode_image"), (encode, "count_histogram")):
+        original = getattr(module, name)
 
         def counted(data: Any, _name: str = name, _original: Any = original, **flags: bool) -> Any:
             calls.append(_name)
             return _original(data, **flags)
 
-        monkeypatch.setattr(encode, name, counted)
+        monkeypatch.setattr(module, name, counted)
     values = [Value("image", "i", np.zeros((1, 3, 2, 2), np.uint8)), Value("histogram", "h", np.arange(9.0))]
     payloads, refused = encode_event(Event(1, 1.0, values), samples.IDS, BOTH)
     assert refused == []

@@ -24,10 +24,9 @@ def test_ranks_that_measure_fewer_measure_none_that_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("every", POWERS[1:])
-@pytest.mark.parametrize("period", [2, 4, 5, 8, 10, 16, 20, 25, 32, 50, 64, 100, 128, 250, 256, 500, 512])
-@pytest.mark.parametrize("first", [0, 1, 2])
-def test_of_what_is_periodic_one_in_every_is_measured(every: int, period: int, first: int) -> None:
-    found = [is_measured(step, every) for step in range(first, 2000 * period, period)]
+@pytest.mark.parametrize("period", [2, 5, 8, 64, 100, 512])
+def test_of_what_is_periodic_one_in_every_is_measured(every: int, period: int) -> None:
+    found = [is_measured(step, every) for step in range(1, 2000 * period, period)]
     assert 0.8 < sum(found) * every / len(found) < 1.2
 
 

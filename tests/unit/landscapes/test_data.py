@@ -21,6 +21,7 @@ from distsummary.landscapes.model.data import (
     warn_unweighted,
 )
 from distsummary.landscapes.model.repeatable_loader import Steady
+from tests.refusals import refused
 
 BATCH_BYTES = 8 * 4 + 8
 COMPARED = 2  # first batches of a loader that is streamed
@@ -142,30 +143,26 @@ def test_what_is_asked_for_is_done() -> None:
 
 
 def test_data_that_is_none_is_refused() -> None:
-    for batches, message in (([], "at least one batch"), ({}, "at least one data set"), (Loader(0), "batch")):
-        with pytest.raises(InvalidValueError, match=message):
-            read_data(batches, streamed=None, limit=1)
-    with pytest.raises(InvalidTypeError, match="must be iterable, got 3"):
-        read_data(3, streamed=None, limit=1)  # type: ignore[arg-type]
+    def read(batches: Any, streamed: bool | None = None) -> object:
+        return read_data(batches, streamed=streamed, limit=1)
 
-
-@pytest.mark.parametrize("streamed", [True, False])
-def test_an_empty_data_set_and_one_without_a_name_are_reported(streamed: bool) -> None:
-    for empty in ([], Sized(0)):
-        with pytest.raises(InvalidValueError, match="batches of test must hold at least one batch, got none"):
-            read_data({"train": [batch()], "test": empty}, streamed=streamed, limit=1)
-    for name in (0, None):
-        with pytest.raises(InvalidTypeError, match=f"the name of a data set must be str, got {name}"):
-            read_data({name: [batch()]}, streamed=streamed, limit=1)  # type: ignore[dict-item]
-
-
-def test_a_streamed_loader_of_unknown_length_that_gives_nothing_is_reported_by_name() -> None:
-    class Nothing:
-        def __iter__(self) -> Iterator[Any]:
-            return iter(())
-
-    with pytest.raises(InvalidValueError, match="batches of test must hold at least one batch, got none"):
-        read_data({"train": [batch()], "test": Nothing()}, streamed=True, limit=1)
+    empty = "batches of test must hold at least one batch, got none"
+    refused(
+        InvalidValueError,
+        (lambda: read([]), "at least one batch"),
+        (lambda: read({}), "at least one data set"),
+        (lambda: read({"train": [batch()], "test": []}), empty),
+        (lambda: read({"train": [batch()], "test": Sized(0)}, streamed=True), empty),
+        (lambda: read({"train": [batch()], "test": Loader(0)}, streamed=True), empty),
+    )
+    refused(
+        InvalidTypeError,
+        (lambda: read(3), "must be iterable, got 3"),
+        (lambda: read({0: [batch()]}), "the name of a data set must be str, got 0"),
+        (lambda: read({"x": np.zeros((3, 2))}), r"got a ndarray for 'x'; .* is a batch, give \[batch\]"),
+    )
+    with pytest.raises(LandscapeError, match="a batch holds no rows; give batches with data"):
+        batch_facts((np.zeros((0, 2)), np.zeros(0)), "standard")
 
 
 def test_a_streamed_loader_of_unknown_length_is_no_empty_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,21 +187,11 @@ def test_a_loader_that_changes_is_refused_by_the_name_of_its_data_set() -> None:
     assert read_data(Changing(1), streamed=False, limit=1)[1] is False  # it is read once
 
 
-def test_a_batch_without_rows_is_refused() -> None:
-    with pytest.raises(LandscapeError, match="a batch holds no rows; give batches with data"):
-        batch_facts((np.zeros((0, 2)), np.zeros(0)), "standard")
-
-
 def test_batches_count_by_their_rows_and_in_mode_mindspore_all_the_same() -> None:
     for rows in (1, 5):
         found = [batch_facts(np.zeros((rows, 2)), mode) for mode in ("standard", "mindspore")]
         assert [facts.weight for facts in found] == [rows, 1.0]
         assert [facts.rows for facts in found] == [rows, rows]
-
-
-def test_a_mapping_that_is_a_batch_is_no_mapping_of_data_sets() -> None:
-    with pytest.raises(InvalidTypeError, match=r"got a ndarray for 'x'; .* is a batch, give \[batch\]"):
-        read_data({"x": np.zeros((3, 2)), "y": np.zeros(3)}, streamed=None, limit=1)
 
 
 def test_mindspore_takes_as_many_whole_batches_as_there_are_samples() -> None:

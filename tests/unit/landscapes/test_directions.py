@@ -1,11 +1,11 @@
 import hashlib
 
 import numpy as np
-import pytest
 
 from distsummary import Directions
 from distsummary.errors import InvalidValueError
 from distsummary.landscapes.directions.recipe import RandomDirections
+from tests.refusals import refused
 
 WEIGHTS = {
     "fc.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -28,13 +28,14 @@ def test_the_recipe_makes_the_same_directions_for_any_order_of_names() -> None:
 
 
 def test_given_directions_must_fit_the_weights() -> None:
-    good = {"fc.weight": np.ones((3, 4), np.float32)}
-    with pytest.raises(InvalidValueError, match="nothing"):
-        Directions(x={"nothing": np.ones(2)}, y={"nothing": np.ones(2)}).make(WEIGHTS)
-    with pytest.raises(InvalidValueError, match=r"shape \(2,\)"):
-        Directions(x={"fc.weight": np.ones(2)}, y=good).make(WEIGHTS)
-    with pytest.raises(InvalidValueError, match="same parameters"):
-        Directions(x=good, y=good | {"fc.bias": np.ones(2)}).make(WEIGHTS)
+    good, short = {"fc.weight": np.ones((3, 4), np.float32)}, {"fc.weight": np.ones(2)}
+    absent = {"nothing": np.ones(2)}
+    refused(
+        InvalidValueError,
+        (lambda: Directions(x=absent, y=absent).make(WEIGHTS), "nothing"),
+        (lambda: Directions(x=short, y=good).make(WEIGHTS), r"shape \(2,\)"),
+        (lambda: Directions(x=good, y=good | {"fc.bias": np.ones(2)}).make(WEIGHTS), "same parameters"),
+    )
 
 
 def test_a_filter_axis_changes_the_scale_and_not_the_normals() -> None:

@@ -19,6 +19,7 @@ from distsummary.landscapes.engines.engine_choice import (
     compile_candidate,
     piece,
 )
+from tests.refusals import refused
 
 ROW, GRAPH, CHUNKED = EngineChoice(), EngineChoice(engine="graph"), EngineChoice(engine="graph", chunk=17)
 
@@ -153,20 +154,14 @@ def test_the_error_for_too_little_memory_survives_pickling() -> None:
 
 
 def test_choices_that_cannot_be_are_refused() -> None:
-    with pytest.raises(InvalidValueError, match="engine must be one of"):
-        EngineChoice(engine="fast")
-    for label in ("", " ", "torch-"):
-        with pytest.raises(InvalidValueError, match=f"engine must be one of .*, got '{label}'"):
-            EngineChoice.from_label(label)
-    with pytest.raises(InvalidValueError, match=r"options must be one of .*, got 'xtra'"):
-        EngineChoice.from_label("graph xtra")
-    with pytest.raises(InvalidValueError, match="chunk must be 1"):
-        EngineChoice(engine="row", chunk=2)
-    with pytest.raises(InvalidValueError, match="options must be one of"):
-        EngineChoice(options=("turbo",))
-    with pytest.raises(InvalidValueError, match="leave out one"):
-        EngineChoice(engine="graph", options=("compile", "cuda_graph"))
-    with pytest.raises(InvalidValueError, match="options must be empty"):
-        EngineChoice(engine="inference", options=("channels_last",))
-    with pytest.raises(InvalidTypeError, match="options must be tuple"):
-        EngineChoice(options="compile")  # type: ignore[arg-type]
+    refused(
+        InvalidValueError,
+        (lambda: EngineChoice(engine="fast"), "engine must be one of"),
+        (lambda: EngineChoice.from_label(" "), "engine must be one of .*, got ' '"),
+        (lambda: EngineChoice.from_label("torch-"), "engine must be one of .*, got 'torch-'"),
+        (lambda: EngineChoice.from_label("graph xtra"), "options must be one of .*, got 'xtra'"),
+        (lambda: EngineChoice(engine="row", chunk=2), "chunk must be 1"),
+        (lambda: EngineChoice(engine="graph", options=("compile", "cuda_graph")), "leave out one"),
+        (lambda: EngineChoice(engine="inference", options=("channels_last",)), "options must be empty"),
+    )
+    refused(InvalidTypeError, (lambda: EngineChoice(options="compile"), "options must be tuple"))  # type: ignore[arg-type]  # the point

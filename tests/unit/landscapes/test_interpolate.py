@@ -6,6 +6,7 @@ import pytest
 from distsummary.errors import LandscapeError
 from distsummary.landscapes.directions.interpolate import barrier, line, triangle
 from distsummary.landscapes.directions.pca import locate
+from tests.refusals import refused
 
 NAMES = ["a", "b"]
 
@@ -72,19 +73,19 @@ def test_a_triangle_one_side_of_which_is_rounding_is_none() -> None:
 
 
 def test_points_without_a_line_or_plane_are_refused() -> None:
-    one, two = point(1, 2, 3), point(2, 4, 6)
-    with pytest.raises(LandscapeError, match="both ends of the line are equal"):
-        line(one, one, NAMES)
-    for corners in ([one, two, point(4, 8, 12)], [one, one, two], [one, two, two], [one, two, one]):
-        with pytest.raises(LandscapeError, match="straight line"):
-            triangle(corners, NAMES)
-    with pytest.raises(LandscapeError, match=r"three checkpoints are equal; .*directions='random'"):
-        triangle([one, one, one], NAMES)
-    for build in (lambda bad: line(bad, one, NAMES), lambda bad: triangle([one, two, bad], NAMES)):
-        with pytest.raises(LandscapeError, match="NaN or Inf"):
-            build(point(1, np.nan, 1))
-    with pytest.raises(LandscapeError, match="the second holds NaN or Inf in"):
-        triangle([one, point(np.inf, 0, 0), two], NAMES, ["the first", "the second", "the third"])
+    one, two, bad = point(1, 2, 3), point(2, 4, 6), point(1, np.nan, 1)
+    labels = ["the first", "the second", "the third"]
+    refused(
+        LandscapeError,
+        (lambda: line(one, one, NAMES), "both ends of the line are equal"),
+        (lambda: line(bad, one, NAMES), "NaN or Inf"),
+        *(
+            (lambda corners=corners: triangle(corners, NAMES), "straight line")
+            for corners in ([one, two, point(4, 8, 12)], [one, one, two], [one, two, two], [one, two, one])
+        ),
+        (lambda: triangle([one, one, one], NAMES), r"three checkpoints are equal; .*directions='random'"),
+        (lambda: triangle([one, bad, two], NAMES, labels), "the second holds NaN or Inf in"),
+    )
 
 
 @pytest.mark.parametrize(

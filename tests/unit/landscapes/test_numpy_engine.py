@@ -11,6 +11,7 @@ from distsummary.errors import InvalidTypeError, LandscapeError
 from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.engines.open_engine import open_engine
 from distsummary.landscapes.model.user_code import AS_BATCH_LOSS, AS_LOSS_FN, NO_OUTPUTS, BatchLoss
+from tests.refusals import refused
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
 
@@ -101,23 +102,22 @@ def test_means_are_enough_for_the_loss() -> None:
         opened(lambda logits, _: logits).row_values(0.0, np.array([0.0]))
 
 
-@pytest.mark.parametrize("wrong", [None, "high", 1j, [None], (1.0, 2.0, 3.0), np.array([1j] * 8)])
-def test_losses_and_metrics_that_are_no_numbers_are_refused(wrong: Any) -> None:
-    with pytest.raises(LandscapeError, match="loss_fn must return real numbers, got"):
-        opened(lambda *_: wrong)
-    with pytest.raises(LandscapeError, match="metric 'worst' must return real numbers, got"):
-        opened(metrics={"worst": lambda *_: wrong})
-
-
-def test_a_metric_of_several_numbers_is_refused_by_its_name() -> None:
-    with pytest.raises(LandscapeError, match=r"metric 'hits' must return one number .* got shape \(8,\)"):
-        opened(metrics={"hits": lambda logits, labels: logits.argmax(axis=1) == labels})
-    opened(metrics={"hits": lambda logits, labels: np.array([0.5])}).close()
-
-
-def test_streamed_data_that_can_be_read_once_alone_are_refused() -> None:
+def test_losses_and_metrics_that_are_no_numbers_are_refused() -> None:
+    real = "must return real numbers, got"
+    refused(
+        LandscapeError,
+        (lambda: opened(lambda *_: None), f"loss_fn {real}"),
+        (lambda: opened(lambda *_: 1j), f"loss_fn {real}"),
+        (lambda: opened(lambda *_: (1.0, 2.0, 3.0)), f"loss_fn {real}"),
+        (lambda: opened(metrics={"worst": lambda *_: "high"}), f"metric 'worst' {real}"),
+        (
+            lambda: opened(metrics={"hits": lambda logits, labels: logits.argmax(axis=1) == labels}),
+            r"metric 'hits' must return one number .* got shape \(8,\)",
+        ),
+    )
     with pytest.raises(InvalidTypeError, match="streamed batches are read repeatedly"):
         opened(data=iter(batches()), streamed=True)
+    opened(metrics={"hits": lambda logits, labels: np.array([0.5])}).close()
 
 
 def test_a_random_loss_is_refused() -> None:

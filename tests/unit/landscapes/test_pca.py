@@ -14,6 +14,7 @@ from distsummary.landscapes.directions.pca import (
     locate,
     pca_plane,
 )
+from tests.refusals import refused
 
 States = Sequence[Mapping[str, Any]]
 
@@ -164,22 +165,17 @@ def test_parameters_that_never_change_have_no_direction() -> None:
 
 
 def test_paths_without_a_plane_are_refused_by_name() -> None:
-    for count in (1, 2):
-        with pytest.raises(LandscapeError, match=f"at least 3 checkpoints, got {count}"):
-            pca_plane(SMALL[:count], NAMES)
-    with pytest.raises(LandscapeError, match="all equal"):
-        pca_plane([SMALL[0]] * 4, NAMES)
     line = [{name: a * k for name, a in SMALL[-1].items()} for k in range(4)]
-    with pytest.raises(LandscapeError, match="straight line"):
-        pca_plane(line, NAMES)
     broken = [dict(SMALL[0], **{"two.bias": np.array([np.nan], np.float32)}), *SMALL[1:]]
-    with pytest.raises(LandscapeError, match="NaN"):
-        pca_plane(broken, NAMES)
-
-
-def test_checkpoints_of_another_model_are_refused_by_name() -> None:
-    with pytest.raises(InvalidValueError, match=r"checkpoint 1.*two\.bias"):
-        pca_plane([SMALL[0], {"one.weight": SMALL[1]["one.weight"]}, *SMALL[2:]], NAMES)
+    other = [SMALL[0], {"one.weight": SMALL[1]["one.weight"]}, *SMALL[2:]]
+    refused(
+        LandscapeError,
+        (lambda: pca_plane(SMALL[:2], NAMES), "at least 3 checkpoints, got 2"),
+        (lambda: pca_plane([SMALL[0]] * 4, NAMES), "all equal"),
+        (lambda: pca_plane(line, NAMES), "straight line"),
+        (lambda: pca_plane(broken, NAMES), "NaN"),
+    )
+    refused(InvalidValueError, (lambda: pca_plane(other, NAMES), r"checkpoint 1.*two\.bias"))
 
 
 def test_the_plane_does_not_depend_on_how_parameters_are_cut_into_tensors() -> None:

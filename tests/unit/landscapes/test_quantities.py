@@ -6,6 +6,7 @@ import pytest
 from distsummary import Evaluation
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.model.quantities import BatchFacts, Tally, quantity_names
+from tests.refusals import refused
 
 
 def of_rows(losses: Any) -> list[float]:
@@ -88,20 +89,6 @@ def test_data_sets_prefix_their_quantities() -> None:
     )  # fmt: skip
 
 
-def test_two_quantities_of_one_name_are_refused() -> None:
-    for metric, data, name in (
-        ("b/loss", ["a", "a/b"], "'a/b/loss'"),
-        ("test/loss", ["", "test"], "'test/loss'"),
-    ):
-        with pytest.raises(InvalidValueError, match=f"got {name} twice; rename the metric"):
-            quantity_names(Evaluation(metrics={metric: len}), data)
-
-
-def test_a_data_set_without_batches_is_no_nan() -> None:
-    with pytest.raises(LandscapeError, match="holds no batches"):
-        Tally(Evaluation(), 1, has_rows=False).values()
-
-
 def test_a_point_that_diverged_leaves_the_others_alone() -> None:
     tally = Tally(Evaluation(), 2, has_rows=False)
     for losses in ([1.0, np.nan], [3.0, 1.0]):
@@ -127,7 +114,19 @@ def test_what_cannot_be_evaluated_is_named(field: str, value: Any, error: type[E
         Evaluation(**{field: value})
 
 
-def test_statistics_of_all_batches_and_streams_exclude_each_other() -> None:
-    Evaluation(bn_mode="recompute")
-    with pytest.raises(InvalidValueError, match="bn_mode='recompute' reads all batches"):
-        Evaluation(bn_mode="recompute", streamed=True)
+def test_what_does_not_go_together_is_refused() -> None:
+    twice = "got {} twice; rename the metric"
+    refused(
+        InvalidValueError,
+        (
+            lambda: quantity_names(Evaluation(metrics={"b/loss": len}), ["a", "a/b"]),
+            twice.format("'a/b/loss'"),
+        ),
+        (
+            lambda: quantity_names(Evaluation(metrics={"test/loss": len}), ["", "test"]),
+            twice.format("'test/loss'"),
+        ),
+        (lambda: Evaluation(bn_mode="recompute", streamed=True), "bn_mode='recompute' reads all batches"),
+    )
+    empty = Tally(Evaluation(bn_mode="recompute"), 1, has_rows=False)
+    refused(LandscapeError, (lambda: empty.values(), "holds no batches"))

@@ -22,7 +22,7 @@ def refuse(x: dict[str, Any], y: dict[str, Any]) -> None:
     refuse_parallel(directions(x, y), CENTRE, list(CENTRE), "none")
 
 
-@pytest.mark.parametrize(("x", "y"), [(1.0, 1.0), (1.0, 1e6), (1e-6, 1.0), (1e6, 1e3), (1e-3, 1e-6)])
+@pytest.mark.parametrize(("x", "y"), [(1.0, 1.0), (1.0, 1e6), (1e-6, 1.0)])
 def test_the_angle_between_axes_counts_and_not_their_lengths(x: float, y: float) -> None:
     refuse({"a": (x, 0)}, {"a": (y, 3 * y * COLLINEAR)})
     with pytest.raises(LandscapeError, match="they span no plane"):

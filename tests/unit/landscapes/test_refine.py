@@ -45,7 +45,7 @@ def test_the_coarsest_level_has_enough_points_to_see_what_is_there(
     assert coarsest(shape) == level
 
 
-@pytest.mark.parametrize("shape", [(51, 51), (33, 40), (8, 5), (3, 3), (1, 51), (21, 21), (17, 256)])
+@pytest.mark.parametrize("shape", [(51, 51), (33, 40), (3, 3), (1, 51), (17, 256)])
 def test_a_smooth_loss_is_within_the_tolerance_everywhere(shape: tuple[int, int]) -> None:
     found, computed, exact = refined(lambda x, y: 1 + x**2 + 3 * y**2 + 0.3 * np.sin(3 * x), shape, 0.02)
     assert np.array_equal(found[computed], exact[computed])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distsummary.events import index, recorded
+from distsummary.events import event_files, index, recorded
 
 
 @pytest.fixture
@@ -14,4 +14,5 @@ def indexed_by_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def indexed_by_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that closes an event file leaves an index of it."""
-    monkeypatch.setattr(index, "LEAST_BYTES", 1)
+    for module in (event_files, index):
+        monkeypatch.setattr(module, "LEAST_BYTES", 1)

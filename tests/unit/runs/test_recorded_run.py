@@ -26,6 +26,7 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.show import overview
 from distsummary.view.page import page
 from tests.event_files import write_events
+from tests.refusals import refused
 from tests.unit.landscapes.test_grid import make_grid
 from tests.unit.runs.recording import RUN, record
 
@@ -94,8 +95,6 @@ def test_one_tag_as_a_matrix_of_steps_and_ranks(tmp_path):
     steps, ranks, values = run.matrix("loss")
     assert (steps.tolist(), ranks.tolist(), values.dtype) == ([1, 2, 3], [0, 1], np.float32)
     assert repr(values.tolist()) == "[[1.0, nan], [2.0, 2.25], [nan, 3.25]]"
-    with pytest.raises(InvalidValueError, match="'los'; the nearest are loss"):
-        run.matrix("los")
 
 
 def test_a_run_of_one_rank_is_its_own_merged_run(tmp_path):
@@ -565,14 +564,14 @@ def test_what_is_no_run_is_one_line(tmp_path, make, error, message):
 def test_an_unknown_tag_or_rank_names_what_there_is(tmp_path):
     record(tmp_path)
     run = ds.open_run(tmp_path)
-    with pytest.raises(InvalidValueError, match="'los'; the nearest are loss"):
-        run.scalars("los")
-    with pytest.raises(InvalidValueError, match="rank must be 'merged', None or one of 0, got 3"):
-        run.scalars("loss", rank=3)
-    with pytest.raises(InvalidValueError, match="got 'all'"):
-        run.scalars("loss", rank="all")
-    with pytest.raises(InvalidValueError, match="role"):
-        ds.open_run(tmp_path, role="training")
+    refused(
+        InvalidValueError,
+        (lambda: run.scalars("los"), "'los'; the nearest are loss"),
+        (lambda: run.matrix("los"), "'los'; the nearest are loss"),
+        (lambda: run.scalars("loss", rank=3), "rank must be 'merged', None or one of 0, got 3"),
+        (lambda: run.scalars("loss", rank="all"), "got 'all'"),
+        (lambda: ds.open_run(tmp_path, role="training"), "role"),
+    )
 
 
 def test_damage_is_left_out_and_named(tmp_path):
@@ -696,7 +695,6 @@ def test_a_manifest_of_a_newer_version_hides_nothing_else(tmp_path):
     [
         (MINDSPORE, "MindSpore.Event:1", "MindSpore.Event:2"),
         (TENSORBOARD, "brain.Event:2", "brain.Event:30"),
-        (TENSORBOARD, "brain.Event:2", "brain.Event:1"),
         (TENSORBOARD, "brain.Event:2", "other.Event:99"),
         (MINDSPORE, "MindSpore.Event:1", "MindSpore.Event:x"),
     ],

@@ -9,6 +9,7 @@ from PIL import Image
 
 from distsummary.collect.values.pictures import MOST, animation, drawn_matrix
 from distsummary.errors import InvalidValueError
+from tests.refusals import refused
 
 
 def test_a_class_that_is_always_recognised_has_one_dark_cell() -> None:
@@ -20,18 +21,29 @@ def test_a_class_that_is_always_recognised_has_one_dark_cell() -> None:
     assert dark[0] > 0.2 > dark[1]
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [np.zeros((2, 3)), np.zeros(4), np.zeros((MOST + 1, MOST + 1)), np.array([[-1]]), np.zeros((0, 0))],
-)
-def test_what_is_no_matrix_of_counts_is_refused(counts: Any) -> None:
-    with pytest.raises(InvalidValueError, match=r"the matrix 'm' must have the shape \(C, C\)"):
-        drawn_matrix("the matrix 'm'", counts)
-
-
-def test_each_class_needs_a_name() -> None:
-    with pytest.raises(InvalidValueError, match="classes of m must have 2 names, got 1"):
-        drawn_matrix("m", np.eye(2), ["cat"])
+def test_what_is_no_picture_is_refused() -> None:
+    square, frames, speed = (
+        r"the matrix 'm' must have the shape \(C, C\)",
+        r"\(T, C, H, W\)",
+        r"in \(0, 100\]",
+    )
+    still = np.zeros((1, 1, 2, 2))
+    refused(
+        InvalidValueError,
+        (lambda: drawn_matrix("the matrix 'm'", np.zeros((2, 3))), square),
+        (lambda: drawn_matrix("the matrix 'm'", np.zeros(4)), square),
+        (lambda: drawn_matrix("the matrix 'm'", np.zeros((MOST + 1, MOST + 1))), square),
+        (lambda: drawn_matrix("the matrix 'm'", np.array([[-1]])), square),
+        (lambda: drawn_matrix("the matrix 'm'", np.zeros((0, 0))), square),
+        (lambda: drawn_matrix("m", np.eye(2), ["cat"]), "classes of m must have 2 names, got 1"),
+        (lambda: animation("v", np.zeros((4, 4))), frames),
+        (lambda: animation("v", np.zeros((2, 2, 4, 4))), frames),
+        (lambda: animation("v", np.zeros((0, 3, 4, 4))), frames),
+        (lambda: animation("v", np.zeros((1, 3, 4, 4), int)), frames),
+        (lambda: animation("v", still, 0), f"fps of v must be {speed}"),
+        (lambda: animation("v", still, 101), f"fps of v must be {speed}"),
+        (lambda: animation("v", still, float("nan")), f"fps of v must be {speed}"),
+    )
 
 
 def decoded(encoded: bytes) -> Any:
@@ -60,17 +72,3 @@ def test_floats_are_shares_of_full_brightness() -> None:
         movie.seek(number)
         found.append(movie.convert("L").getpixel((0, 0)))
     assert found == [0, 51, 255]
-
-
-@pytest.mark.parametrize(
-    "frames", [np.zeros((4, 4)), np.zeros((2, 2, 4, 4)), np.zeros((0, 3, 4, 4)), np.zeros((1, 3, 4, 4), int)]
-)
-def test_other_shapes_and_types_are_refused(frames: Any) -> None:
-    with pytest.raises(InvalidValueError, match=r"must have the shape \(T, C, H, W\)"):
-        animation("v", frames)
-
-
-@pytest.mark.parametrize("fps", [0, 101, float("nan")])
-def test_the_speed_has_a_range(fps: float) -> None:
-    with pytest.raises(InvalidValueError, match=r"fps of v must be in \(0, 100\]"):
-        animation("v", np.zeros((1, 1, 2, 2)), fps)
