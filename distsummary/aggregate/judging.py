@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from distsummary.aggregate.ended_ranks import EndedRanks
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.diagnosis.cost import Costs, joined, step_times
@@ -118,6 +117,9 @@ def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
 
     Raises DamagedFileError or OSError if they cannot be read.
     """
+    # A rank that is judged while it trains needs no module that reads those that have ended.
+    from distsummary.aggregate.ended_ranks import EndedRanks
+
     directories = run_dir.rank_dirs(role) or {0: run_dir.writer_dir(role, 0, 1)}
     judging = Judging(Meshes(directories))
     for window in EndedRanks(directories).windows():

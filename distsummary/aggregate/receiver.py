@@ -146,7 +146,7 @@ class Receiver:
         Gives, after each read, the first step that is not complete; inf at the end. So `pending` holds
         little, if what is complete is taken from it meanwhile. Raises OSError.
         """
-        room = max(LEAST_ROOM, WINDOW // 2 // max(1, len(self._ranks)))
+        room = max(LEAST_ROOM, WINDOW // 8 // max(1, len(self._ranks)))
         behind = [(-math.inf, source) for source in sorted(self._ranks)]
         while behind:
             _, source = heappop(behind)
