@@ -1,12 +1,12 @@
 """Guard: what our own code raises while it records is counted, and does not reach the training.
 
-A guard calls our code, and no code of the user's: hooks, loaders and functions of users are called outside
-of it, so that what they raise is never taken for ours. What a guarded call raises passes in three cases, by
-its class alone:
+A guard calls our code. Hooks, loaders and functions of users are called outside of it, so that what they
+raise is never taken for ours. What a guarded call raises passes in four cases:
 
 - it is no Exception, such as KeyboardInterrupt and SystemExit;
 - the user has asked for it: NonFiniteError (`on_nan="stop"`) and WriteError (`raise_exception=True`);
-- the guarded method names its class, such as UsageError where it takes the user's arguments.
+- the guarded method names its class, such as UsageError where it takes the user's arguments;
+- it is marked as the user's (`mark_users`), since a hook has raised it in a Run that our own code drives.
 
 An Exception that a handler of signals raises while our code runs is therefore counted, too.
 """
@@ -26,6 +26,8 @@ MOST = 100  # failures of a part, after which it is switched off
 MOST_PARTS = 1000  # whose failures are counted at a time: names may hold those of parameters
 APART_S = 60.0  # a failure that comes later than this after the one before is counted from 1 again
 ASKED_FOR = (NonFiniteError, WriteError)
+
+_OF_USER = "_distsummary_of_user"  # an attribute of exceptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,8 +108,6 @@ class Guard:
             return None
         try:
             return function(*args, **named)
-        except ASKED_FOR:
-            raise
         except Exception as error:
             self.hold(part, error)
             return None
@@ -119,8 +119,6 @@ class Guard:
         try:
             function(*args, **named)
             return True
-        except ASKED_FOR:
-            raise
         except Exception as error:
             self.hold(part, error)
             return False
@@ -142,7 +140,9 @@ class Guard:
         return True
 
     def hold(self, part: str, error: Exception, place: str = "") -> None:
-        """Count an exception that does not pass; raises WriteError if the user has asked for that."""
+        """Count an exception; raises it if it passes, and WriteError if the user has asked for that."""
+        if isinstance(error, ASKED_FOR) or is_users(error):
+            raise error
         self._continue(part)
         try:
             self._count(part, error, f"{part} ({place})" if place else part)
@@ -193,7 +193,6 @@ def guarded(
         passing: the classes of exceptions that are meant for the user.
         again: if the method fails, it is called a second time; for methods that continue where they stopped.
     """
-    passes: tuple[type[Exception], ...] = (*passing, *ASKED_FOR)
 
     def decorate(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R | None]:
         part = method.__qualname__
@@ -207,7 +206,7 @@ def guarded(
                 return None
             try:
                 return method(self, *args, **named)
-            except passes:
+            except passing:
                 raise
             except Exception as error:
                 # The method may have given its object another guard.
@@ -217,6 +216,16 @@ def guarded(
         return wrapper
 
     return decorate
+
+
+def mark_users(error: BaseException) -> None:
+    """Have an exception pass every guard, since code of the user's has raised it."""
+    vars(error)[_OF_USER] = True
+
+
+def is_users(error: BaseException) -> bool:
+    """Whether an exception is marked as that of the user's code."""
+    return _OF_USER in vars(error)
 
 
 def _place_of(error: BaseException) -> str:

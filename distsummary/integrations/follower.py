@@ -18,7 +18,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from distsummary.base.guard import Guard
+from distsummary.base.guard import Guard, is_users
 from distsummary.base.terminal import announced
 from distsummary.frameworks.torch import local_part
 from distsummary.integrations.gradient_norm import gradient_norm
@@ -163,6 +163,8 @@ class Follower:
         try:
             self.run, last = self.begin(optimizer, self.model)
         except Exception as error:
+            if is_users(error):
+                raise
             stop_following()
             announced(f"distsummary: nothing is recorded: {type(error).__name__}: {error}")
             return

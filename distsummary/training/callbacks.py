@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from distsummary.base.checks import check_int_or_both, check_type
-from distsummary.base.guard import Guard, guarded
+from distsummary.base.guard import Guard, guarded, mark_users
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError, UsageError
 from distsummary.format.own_tags import DATA_WAIT_MS
 from distsummary.frameworks.base import framework_of
@@ -269,7 +269,11 @@ class CallbackList:
 
     def __enter__(self) -> Self:
         if not self.is_entered:
-            self._enter_each()
+            try:
+                self._enter_each()
+            except BaseException as error:
+                mark_users(error)
+                raise
         self._look_up()
         return self
 
@@ -308,7 +312,11 @@ class CallbackList:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.__exit__(kind, error, trace)
+        try:
+            self._stack.__exit__(kind, error, trace)
+        except BaseException as another:
+            mark_users(another)
+            raise
 
 
 @guarded_hooks()

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 from distsummary.base.at_exit import close_at_exit, is_closed, process_error
 from distsummary.base.checks import check_int, check_type
-from distsummary.base.guard import guarded
+from distsummary.base.guard import guarded, mark_users
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.format.own_tags import DATA_WAIT_MS, STEP_MS
 from distsummary.format.records import Value
@@ -665,6 +665,7 @@ class Run(Recording):
             while after := self._step_context.after_hook:
                 after.pop(0)()
         except BaseException as error:
+            mark_users(error)
             self._finite.is_over = True
             self._leave(error)
             raise

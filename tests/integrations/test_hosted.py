@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import distsummary as ds
@@ -45,3 +46,15 @@ def test_settings_are_those_of_the_run_and_after_its_first_step_a_text(tmp_path:
     run = ds.open_run(tmp_path / "run")
     assert run.config == {"width": 4}
     assert run.text("host/config").value(0) == "- late.depth: 2\n- password: ***"
+
+
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_train_step_end"])
+def test_what_a_callback_among_the_options_raises_reaches_the_script(tmp_path: Path, hook: str) -> None:
+    def fail(context: ds.RunContext) -> None:
+        raise KeyError("theirs")
+
+    hosted = Hosted(tmp_path / "run", {"quiet": True, "callbacks": ds.LambdaCallback(**{hook: fail})})
+    hosted.begin()
+    with pytest.raises(KeyError, match="theirs"):
+        train()
+    hosted.end()

@@ -71,7 +71,6 @@ MEASURED = {
     "_stop",
 }
 SHORT = ("begin", "end", "error", "close", "close_record")  # a training of three steps for each fault
-Site = tuple[str, str, int, str]
 
 
 class Injected(Exception):
@@ -102,15 +101,15 @@ class Faults:
     """Raises at the next line of ours that had no fault yet, once it is armed.
 
     Args:
-        seen: the sites that had their fault in earlier trainings.
+        seen: the sites (file, function, line and event) that had their fault in earlier trainings.
         phase: of EVERY steps, which has a fault.
         seed: by it, some sites are left out at first, so that further ones are reached.
     """
 
-    def __init__(self, seen: set[Site], phase: int, seed: str) -> None:
+    def __init__(self, seen: set[str], phase: int, seed: str) -> None:
         self.seen, self._phase = seen, phase
         self._chance = random.Random(seed)
-        self.injected: list[Site] = []
+        self.injected: list[str] = []
         self.special: set[int] = set()  # numbers of faults that also are of a class which our code may handle
         self.is_armed = False
         # Held here: CPython 3.11 forgets a trace function that raises, also if garbage is collected, in whose
@@ -144,14 +143,14 @@ class Faults:
 
     def _raise_at(self, frame: FrameType, event: str) -> None:
         code = frame.f_code
-        site = (code.co_filename.removeprefix(PACKAGE), code.co_qualname, frame.f_lineno, event)
+        site = f"{code.co_filename.removeprefix(PACKAGE)}|{code.co_qualname}|{frame.f_lineno}|{event}"
         if site in self.seen or self._chance.random() < LEFT_OUT:
             return
         self.seen.add(site)
         self.injected.append(site)
         self.is_armed = False
         kind: type[Exception] = InjectedValueError if len(self.injected) % 2 else InjectedDirError
-        if len(self.injected) % 3 or _pass(kind, frame):
+        if len(self.injected) % 3 or _passes(kind, frame):
             kind = Injected
         if kind is not Injected:
             self.special.add(len(self.injected))
@@ -173,11 +172,10 @@ def _guard_of(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _pass(kind: type[Exception], frame: FrameType) -> bool:
+def _passes(kind: type[Exception], frame: FrameType) -> bool:
     """Whether the guard of a frame lets exceptions of a kind pass."""
     found = _guard_of(frame)
-    passing = {} if found is None else found.f_locals
-    return issubclass(kind, passing.get("passes", passing.get("passing", ())))
+    return found is not None and issubclass(kind, found.f_locals.get("passing", ()))
 
 
 class Net(nn.Module):
@@ -335,7 +333,7 @@ def _run(task: Task, place: Path, faults: Faults, loop: Any, **options: Any) -> 
 RANKED = {"rank": 0, "world_size": 2, "aggregate": False}
 
 
-def _variant(name: str, task: Task, place: Path, faults: Faults, more: dict[str, Any]) -> list[Health]:
+def _variant(name: str, task: Task, place: Path, faults: Faults) -> list[Health]:
     """Train one variant; returns what it counted."""
     if name == "model":
         return _model(task, place, faults)
@@ -366,7 +364,7 @@ def _variant(name: str, task: Task, place: Path, faults: Faults, more: dict[str,
             ],
             "record": ds.Record(collect_landscape={"intervals": [[20, 30, 40, 50]]}),
         },
-        "ddp": {**more, "norms": True, "checksums": 1, "collect_freq": 5},
+        "ddp": {"norms": True, "checksums": 1, "collect_freq": 5},
     }[name]
     loop = {"next_step": next_step, "log_only": log_only, "kinds": kinds}.get(name, plain)
     return _run(task, place, faults, loop, **options)
@@ -414,41 +412,33 @@ def _task(name: str, steps: int, rank: int) -> Task:
 
 def short(faults: Faults, place: Path, which: str) -> list[Health]:
     """A training of three steps with one fault while it begins, or while it ends."""
-    task = Task(3)
-    made: list[Any] = []
-    counted: list[Health] = []
-    if which == "record":
-        one = ds.SummaryRecord(place)
-        one.add_value("scalar", "loss", 0.5)
-        one.record(1)
+    if which == "close_record":
+        made = ds.SummaryRecord(place)
+        made.add_value("scalar", "loss", 0.5)
+        made.record(1)
         faults.arm()
-        one.close()
+        made.close()
         faults.rest()
-        return [one.health()]
+        return [made.health()]
+    task = Task(3)
     run = ds.init(
         place, watch=task.model, optimizer=task.optimizer, quiet=True, system_metrics=which == "end", **RANKED
     )
-    made.append(run)
     if which == "begin":
         faults.arm()
-    try:
-        with run:
-            for batch in run.steps(task.batches):
-                if which == "begin":
-                    faults.rest()
-                run.log(loss=task.step(batch))
-            if which != "begin":
-                faults.arm()
-            if which == "error":
-                raise ZeroDivisionError
-            if which == "close":
-                run.close()
-    except ZeroDivisionError:
-        if which != "error":
-            raise
+    with contextlib.suppress(ZeroDivisionError), run:
+        for batch in run.steps(task.batches):
+            if which == "begin":
+                faults.rest()
+            run.log(loss=task.step(batch))
+        if which != "begin":
+            faults.arm()
+        if which == "error":
+            raise ZeroDivisionError
+        if which == "close":
+            run.close()
     faults.rest()
-    counted.append(run.health())
-    return counted
+    return [run.health()]
 
 
 def main() -> int:
@@ -460,58 +450,51 @@ def main() -> int:
     parser.add_argument("--seen", type=Path, required=True, help="the sites that had a fault; written again")
     parser.add_argument("--phase", type=int, default=4, help="of five steps, which has a fault")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--threshold", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    known = json.loads(options.seen.read_text()) if options.seen.exists() else []
-    seen = {(file, name, line, event) for file, name, line, event in known}
+    seen = set(json.loads(options.seen.read_text())) if options.seen.exists() else set()
     faults = Faults(seen, options.phase, f"{options.seed} {options.place.name}")
     logging.getLogger("distsummary").addHandler(logged := Logged())
-    name, place = options.variant, options.place
-    rank, more = int(os.environ.get("RANK", "0")), {}
+    name, place, rank = options.variant, options.place, int(os.environ.get("RANK", "0"))
     if name == "ddp":
         torch.distributed.init_process_group("gloo")
     found: dict[str, Any] = {"variant": name, "reached": [], "unequal": 0}
     healths: list[Health] = []
-    expected: list[float] = []
-    losses: list[float] = []
+    expected = [] if name in SHORT else _reference(name, _task(name, options.steps, rank))
     gc.collect()
     gc.freeze()
-    if name in SHORT:
-        gc.set_threshold(options.threshold)
-        for number in range(options.steps):
-            before = len(faults.injected)
-            try:
-                healths += short(faults, place / str(number), name.removeprefix("close_"))
-            except Injected as error:
-                faults.rest()
-                found["reached"].append(_where(error))
-            if len(faults.injected) == before:  # each site has had its fault
-                break
-    else:
-        expected = _reference(name, _task(name, options.steps, rank))
-        gc.set_threshold(options.threshold)
-        task = _task(name, options.steps, rank)
+    gc.set_threshold(1)
+    task = _task(name, options.steps, rank)
+    # Of the short ones, one training after the other, until each site has had its fault.
+    for number in range(options.steps if name in SHORT else 1):
+        before = len(faults.injected)
         try:
-            healths = _variant(name, task, place, faults, more)
+            if name in SHORT:
+                healths += short(faults, place / str(number), name)
+            else:
+                healths = _variant(name, task, place, faults)
         except Injected as error:
             faults.rest()
             found["reached"].append(_where(error))
+        if len(faults.injected) == before:
+            break
+    gc.set_threshold(700)
+    faults.rest()
+    if name not in SHORT:
         losses = task.losses
         found["unequal"] = int(np.asarray(losses).tobytes() != np.asarray(expected[: len(losses)]).tobytes())
         found["missing"] = len(expected) - len(losses)
-    gc.set_threshold(700)
-    sys.settrace(None)
+        if rank == 0 and not found["reached"]:
+            found["steps"] = _steps_of(place)  # it can be read
     reasons = "\n".join([*logged.messages, *(why for health in healths for why in health.errors)])
-    numbers = range(1, len(faults.injected) + 1)
-    counted = [number in faults.special or f"fault {number} of the fuzz" in reasons for number in numbers]
-    found["uncounted"] = [site for site, is_one in zip(faults.injected, counted, strict=True) if not is_one]
-    if name not in SHORT and os.environ.get("RANK", "0") == "0" and not found["reached"]:
-        found["steps"] = _steps_of(place)  # it can be read
-    found["injected"] = len(faults.injected)
-    found["counted"] = sum(counted)
-    found["sites"] = ["|".join(map(str, site)) for site in faults.injected]
+    uncounted = [
+        site
+        for number, site in enumerate(faults.injected, 1)
+        if number not in faults.special and f"fault {number} of the fuzz" not in reasons
+    ]
+    found |= {"injected": len(faults.injected), "uncounted": uncounted, "sites": faults.injected}
+    found["counted"] = len(faults.injected) - len(uncounted)
     options.seen.write_text(json.dumps(sorted(faults.seen)))
     if name == "ddp":
         torch.distributed.destroy_process_group()

@@ -210,6 +210,16 @@ def test_hooks_of_users_are_called_outside_of_the_guard(callback: Callback) -> N
     assert run.health().errors == {}
 
 
+@pytest.mark.parametrize("callback", [Broken(), Theirs()])
+def test_what_hooks_of_users_raise_passes_the_guard_of_what_drives_the_run(callback: Callback) -> None:
+    failures = Failures(Health(), logging.getLogger("test"))
+    run = Run(callbacks=callback)
+    failures.guard.call("the first step", run.next_step)
+    with pytest.raises((KeyError, InvalidValueError), match="theirs"):
+        failures.guard.call("the second step", run.next_step)
+    assert failures.health.errors == {}
+
+
 def test_hooks_of_our_callbacks_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distsummary.training.callbacks._is_rank_0", raising(KeyError("ours")))
     with Run(callbacks=TimeMonitor()) as run:
