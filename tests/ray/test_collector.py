@@ -269,6 +269,27 @@ def test_a_collector_that_dies_again_and_again_is_started_a_few_times_then_done_
     assert gave_up == "the rank writes its files itself: the collector has died 5 times in a row"
 
 
+def test_a_rank_is_without_a_collector_for_a_bounded_time_whatever_the_starts_take(tmp_path):
+    started = []
+
+    class Dying(Collectors):
+        def ready(self, *args):
+            time.sleep(0.7)
+            os._exit(1)
+
+    def start(scope):
+        started.append(scope)
+        return ray.remote(Dying).options(num_cpus=0).remote()
+
+    _, writer = open_remote(tmp_path, is_up=False, patience=patient(start_s=1.0), start=start)
+    writer.write(Event(1, 0.0, [Value("scalar", "loss", 1.0)]))
+    assert writer.flush()
+    assert len(started) < ATTEMPTS
+    assert any("itself: no collector is up after 1 s" in reason for reason in writer.health().errors)
+    assert steps(tmp_path, "mindspore") == [1]
+    writer.close()
+
+
 def test_a_rank_whose_directory_cannot_be_opened_counts_everything_and_says_why(tmp_path):
     (tmp_path / "rank").touch()
     _, writer = open_remote(tmp_path / "rank", is_up=False, clock=lambda: 100 * time.monotonic())
