@@ -156,7 +156,7 @@ def init(
     check_type("aggregate", aggregate, bool)
     check_type("quiet", quiet, bool)
     if on_alert is not None:
-        from distsummary.aggregate.on_alert import check_on_alert
+        from distsummary.diagnosis.alert_sender import check_on_alert
 
         check_on_alert(on_alert, aggregate=aggregate)
     check_objects(optimizer=optimizer, loss_fn=loss_fn)

@@ -44,7 +44,7 @@ _STUCK = [
 ]
 _TIMES = [
     "distsummary/training/timing/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py",
-    "distsummary/format/measured_steps.py",
+    "distsummary/diagnosis/measured_steps.py",
 ]
 CODE = {
     "train": (["benchmarks/zoo/{rank,nets,data,faults}.py"], []),

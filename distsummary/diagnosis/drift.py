@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.diagnosis.check_tags import PARTS, axes_of, group_of, located
 from distsummary.diagnosis.verdict import DRIFT, Verdict
-from distsummary.format.check_tags import PARTS, axes_of, group_of, located
 from distsummary.format.own_tags import BITS_TAGS
 from distsummary.rundir.topology import DATA_AXES
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.diagnosis.measured_steps import next_measured
 from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks
 from distsummary.diagnosis.stalls import Stalls
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.format.measured_steps import next_measured
 from distsummary.format.own_tags import PHASE_TAGS
 from distsummary.rundir.topology import EQUAL_AXES
 

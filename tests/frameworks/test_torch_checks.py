@@ -14,8 +14,8 @@ from distsummary.aggregate.judging import judge_files
 from distsummary.collect.compare.batch_digest import batch_digest
 from distsummary.collect.compare.rank_checks import BATCHES, Checks
 from distsummary.collect.compare.torch_checksums import Checksums, device_sum, octets_of
+from distsummary.diagnosis.check_tags import located, packed, weights_of
 from distsummary.diagnosis.verdict import SLOW, Verdict
-from distsummary.format.check_tags import located, packed, weights_of
 from distsummary.format.own_tags import BITS_TAGS
 from distsummary.format.records import Value
 from distsummary.rundir.rank_facts import read_facts

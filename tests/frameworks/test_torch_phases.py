@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from distsummary.format.measured_steps import is_measured, next_measured
+from distsummary.diagnosis.measured_steps import is_measured, next_measured
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.run import Run

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.format.check_tags import halves
+from distsummary.diagnosis.check_tags import halves
 from distsummary.format.records import Array
 from distsummary.frameworks.base import Computed, Pending, framework_of, tensors_in
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from distsummary.collect.plan import group_along
-from distsummary.format.check_tags import PRIME, WHOLE, bits_tags, packed, weights_of
+from distsummary.diagnosis.check_tags import PRIME, WHOLE, bits_tags, packed, weights_of
 from distsummary.format.records import Array, Value
 from distsummary.frameworks.base import Computed, Pending
 from distsummary.frameworks.torch import FRAMEWORK, as_dtensor, local_part

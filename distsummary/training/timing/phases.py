@@ -16,7 +16,7 @@ from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
 
 from distsummary.base.guard import Counts, Guard, guarded
-from distsummary.format.measured_steps import is_measured
+from distsummary.diagnosis.measured_steps import is_measured
 from distsummary.format.own_tags import EVERY, OWN_MS, PHASE_TAGS, WAIT_MS
 from distsummary.training.timing.affordable import affordable_every
 from distsummary.training.timing.worker_queues import WorkerQueues

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 import distsummary as ds
-from distsummary.aggregate.on_alert import CLOSE_S, OnAlert, check_on_alert, payload
+from distsummary.aggregate.on_alert import CLOSE_S, OnAlert
+from distsummary.diagnosis.alert_sender import check_on_alert, payload
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError

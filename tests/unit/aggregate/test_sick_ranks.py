@@ -4,7 +4,7 @@ import pytest
 
 from distsummary.aggregate.judging import judge_files
 from distsummary.diagnosis.alerts import read_alerts
-from distsummary.format.check_tags import bits_tags, halves, packed, weights_of
+from distsummary.diagnosis.check_tags import bits_tags, halves, packed, weights_of
 from distsummary.format.own_tags import BATCH_TAGS, NONFINITE_TAGS
 from distsummary.rundir.rank_facts import FACTS, RankFacts, read_facts, write_facts
 from tests.unit.aggregate.live_ranks import Ranks, scalar

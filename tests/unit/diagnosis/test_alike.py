@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from distsummary.diagnosis.check_tags import halves
 from distsummary.diagnosis.memory import MemoryImbalance
 from distsummary.diagnosis.settings import different_settings
 from distsummary.diagnosis.shard import SameBatches
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.format.check_tags import halves
 from distsummary.format.own_tags import BATCH_TAGS
 from distsummary.rundir.rank_facts import RankFacts
 

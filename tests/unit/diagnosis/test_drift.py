@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from distsummary.diagnosis.check_tags import bits_tags, located, packed, weights_of
 from distsummary.diagnosis.drift import Drift
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.format.check_tags import bits_tags, located, packed, weights_of
 
 NAMES = [f"layer{number}.weight" for number in range(40)]
 Reported = dict[int, dict[int, tuple[int, int, int]]]  # step -> rank -> what it reports

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from distsummary.diagnosis.judge import Judge, OwnTimes, own_times
+from distsummary.diagnosis.measured_steps import is_measured
 from distsummary.diagnosis.slow import PHASES
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError
-from distsummary.format.measured_steps import is_measured
 
 CPU, BLOCKED = range(2)
 

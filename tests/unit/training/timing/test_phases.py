@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distsummary.format.measured_steps import is_measured, next_measured
+from distsummary.diagnosis.measured_steps import is_measured, next_measured
 from distsummary.format.own_tags import EVERY, OWN_MS, WAIT_MS
 from distsummary.format.records import Value
 from distsummary.rundir.topology import Topology

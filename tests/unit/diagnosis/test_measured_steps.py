@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from distsummary.format.measured_steps import is_measured, next_measured
+from distsummary.diagnosis.measured_steps import is_measured, next_measured
 
 STEPS = 100_000
 POWERS = (1, 2, 4, 8, 16, 32, 64)
