@@ -106,7 +106,7 @@ def test_a_compiled_gpt_reports_what_happens_inside(tmp_path: Path) -> None:
         for number in ("gradient", "largest_logit", "entropy", "rms"):
             assert found[f"{block}/{number}"] == set(range(1, 61))
         assert found[f"{block}/output"] == found[f"{block}/attention"] == {1, *range(10, 61, 10)}
-    assert found["norms"] == found["zz_norms/gradient"] == set(range(1, 61))
+    assert found["zz_norms"] == found["zz_norms/gradient"] == set(range(1, 61))
 
 
 @pytest.mark.long
