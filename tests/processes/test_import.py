@@ -33,6 +33,38 @@ def test_importing_loads_neither_ray_nor_a_framework_nor_an_extra(code: str) -> 
     assert not loaded & set(HEAVY)
 
 
+MODULES = 150  # ours that a run may load which does no more than log a number
+LOGGED = """
+import sys, time
+import distsummary as ds
+from distsummary.collect import heartbeat
+
+heartbeat.FIRST_S = heartbeat.BEAT_S = 0.01
+
+def loaded():
+    return {name for name in sys.modules if name.partition(".")[0] == "distsummary"}
+
+with ds.init(sys.argv[1], quiet=True) as run:
+    for step in run.steps(range(int(sys.argv[2]))):
+        run.log(loss=0.5)
+        if step == 0:
+            before = loaded()
+        time.sleep(0.01)
+    late = loaded() - before
+print(len(loaded()), *sorted(late))
+"""
+
+
+def test_a_run_that_logs_a_number_loads_few_modules(tmp_path: Path) -> None:
+    count, *_ = run_python("-c", LOGGED, str(tmp_path / "run"), "3").stdout.split()
+    assert int(count) <= MODULES
+
+
+def test_no_thread_of_a_run_loads_modules_while_it_trains(tmp_path: Path) -> None:
+    _, *late = run_python("-c", LOGGED, str(tmp_path / "run"), "50").stdout.split()
+    assert late == []
+
+
 @pytest.mark.parametrize("verb", ["status", "watch", "runs"])
 def test_what_shows_states_loads_neither_ray_nor_a_framework(verb: str, tmp_path: Path) -> None:
     import distsummary as ds
