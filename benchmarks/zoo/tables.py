@@ -1,4 +1,4 @@
-"""The results of the zoo as text: one line a cell, and the table of docs/ranks.md."""
+"""The results of the zoo as text: one line a cell, and the table of docs/evidence/verdicts.md."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from benchmarks.zoo.trainings import TRAININGS, WORKERS
 
 Row = dict[str, Any]
 Rows = dict[str, Row]
-BEGIN, END = "<!-- python -m benchmarks.zoo table --into docs/ranks.md -->", "<!-- end of the table -->"
+BEGIN, END = "<!-- python -m benchmarks.zoo table --into docs/evidence/verdicts.md -->", "<!-- end of the table -->"
 OWN_MS = 12.0  # the least CPU time of a step for which the table is meant
 MISSING = "-"
 SMALL = {"slow-10": "10 %", "stalls": "single steps"}
@@ -40,7 +40,7 @@ def line(row: Row) -> str:
 
 
 def table(rows: Rows) -> str:
-    """The table of docs/ranks.md, without the results that are missing."""
+    """The table of docs/evidence/verdicts.md, without the results that are missing."""
     parts = [
         _head(rows),
         _trainings(rows),
