@@ -10,6 +10,7 @@ os.environ["RAY_BACKEND_LOG_LEVEL"] = "error"
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # else 15: workers hardly move while busy tests run
 os.environ["GRPC_VERBOSITY"] = "ERROR"
 os.environ["MPLBACKEND"] = "Agg"
+os.environ.setdefault("CRC32C_SW_MODE", "auto")  # else the first use of tensorboardX sets it
 # Before NumPy and torch: threads that wait for each other spin, and tripled the CPU of tests on small models.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

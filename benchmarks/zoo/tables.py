@@ -12,7 +12,10 @@ from benchmarks.zoo.trainings import TRAININGS, WORKERS
 
 Row = dict[str, Any]
 Rows = dict[str, Row]
-BEGIN, END = "<!-- python -m benchmarks.zoo table --into docs/evidence/verdicts.md -->", "<!-- end of the table -->"
+BEGIN, END = (
+    "<!-- python -m benchmarks.zoo table --into docs/evidence/verdicts.md -->",
+    "<!-- end of the table -->",
+)
 OWN_MS = 12.0  # the least CPU time of a step for which the table is meant
 MISSING = "-"
 SMALL = {"slow-10": "10 %", "stalls": "single steps"}

@@ -69,7 +69,8 @@ def test_a_landscape_without_a_terminal_reports_its_progress_and_its_doubts(tmp_
     assert (done.returncode, "25 of 25 computed losses not finite" in done.stdout) == (0, True)
     assert done.stdout.endswith(f"pictures and grids: {run_dir.landscape_dir}\n")
     assert re.search(r"^landscape: 31/31 points, .*, 1 worker$", done.stderr, re.MULTILINE)
-    [doubt] = [line for line in done.stderr.splitlines() if line.startswith("warning")]
+    again, doubt = [line for line in done.stderr.splitlines() if line.startswith("warning")]
+    assert "begins again if it is stopped, since its model cannot be identified" in again
     assert "pca: not one of the 25 computed losses is finite" in doubt
 
 
