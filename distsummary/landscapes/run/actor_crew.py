@@ -271,15 +271,13 @@ class ActorCrew:
 
         The next crew of this process can then have them.
         """
-        slots = list(self._slots.values())
-        asked = {name: sum(slot.options.get(o, 0) for slot in slots) for o, name in RESOURCES.items()}
+        slots = [slot for slot in self._slots.values() if slot.has_process]
+        held = {name: sum(slot.options.get(o, 0) for slot in slots) for o, name in RESOURCES.items()}
         try:
-            free, whole = ray.available_resources(), ray.cluster_resources()
-            # An actor that waits for its place holds nothing yet: no more is held than is not free.
-            held = {name: min(most, whole.get(name, 0) - free.get(name, 0)) for name, most in asked.items()}
+            free = ray.available_resources()
         finally:
             # Actors are killed even if another Ctrl-C interrupts the line above.
-            for slot in slots:
+            for slot in self._slots.values():
                 ray.kill(slot.actor, no_restart=True)
         calls = list(self._calls)
         self._slots.clear()
@@ -289,7 +287,7 @@ class ActorCrew:
             with suppress(RayError):
                 ray.get(call)
         until = time.monotonic() + RETURN_S
-        wanted = {name: free.get(name, 0) + amount - SHARE for name, amount in held.items() if amount > 0}
+        wanted = {name: free.get(name, 0) + amount - SHARE for name, amount in held.items() if amount}
         while any(ray.available_resources().get(name, 0) < amount for name, amount in wanted.items()):
             if time.monotonic() > until:
                 return
