@@ -323,7 +323,8 @@ def test_errors_in_other_workers_are_not_printed_by_ray(
     assert printed == []
 
 
-def test_the_resources_of_a_crew_are_free_when_it_has_ended() -> None:
+def test_the_resources_of_a_crew_are_free_when_it_has_ended(times: Callable[..., None]) -> None:
+    times(RETURN_S=PATIENCE_S)
     for _ in range(2):
         with crew_of(resources=[ON_CPU] * 4) as crew:
             crew.begin()

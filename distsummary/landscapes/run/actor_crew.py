@@ -271,23 +271,24 @@ class ActorCrew:
 
         The next crew of this process can then have them.
         """
-        slots = [slot for slot in self._slots.values() if slot.has_process]
-        held = {name: sum(slot.options.get(o, 0) for slot in slots) for o, name in RESOURCES.items()}
-        try:
-            free = ray.available_resources()
-        finally:
-            # Actors are killed even if another Ctrl-C interrupts the line above.
-            for slot in self._slots.values():
-                ray.kill(slot.actor, no_restart=True)
-        calls = list(self._calls)
+        slots, calls = list(self._slots.values()), list(self._calls)
         self._slots.clear()
         self._calls.clear()
+        try:
+            free, whole = ray.available_resources(), ray.cluster_resources()
+        finally:
+            # Actors are killed even if another Ctrl-C interrupts the line above.
+            for slot in slots:
+                ray.kill(slot.actor, no_restart=True)
         # Ray would print the errors of the killed actors if they were not read.
         for call in ray.wait(calls, num_returns=len(calls), timeout=READ_S)[0] if calls else ():
             with suppress(RayError):
                 ray.get(call)
-        until = time.monotonic() + RETURN_S
-        wanted = {name: free.get(name, 0) + amount - SHARE for name, amount in held.items() if amount}
+        until, wanted = time.monotonic() + RETURN_S, dict[str, float]()
+        for option, name in RESOURCES.items():
+            # Not more than the cluster has: some actors may never have received their resources.
+            if held := sum(slot.options.get(option, 0) for slot in slots):
+                wanted[name] = min(free.get(name, 0) + held, whole.get(name, 0)) - SHARE
         while any(ray.available_resources().get(name, 0) < amount for name, amount in wanted.items()):
             if time.monotonic() > until:
                 return
