@@ -230,7 +230,10 @@ def landscapes(device: str, sizes: Sizes) -> Iterator[Row]:
         model, batch = problem.torch_parts()
         begin = time.perf_counter()
         grid: Any = ds.landscape(
-            model.to(device), nn.CrossEntropyLoss(), [batch], size=SIZE if device == "cuda" else 5
+            model.to(device),
+            nn.CrossEntropyLoss(),
+            [batch],
+            plane=ds.Plane(size=SIZE if device == "cuda" else 5),
         )
         took = 1e3 * (time.perf_counter() - begin)
         points = int(grid.computed.sum())
