@@ -93,7 +93,7 @@ def test_recorded_texts_are_inert_and_shown_whole(show):
 def test_the_slow_rank_is_found_by_its_verdict_and_in_the_heat_map(show):
     page = show("4.html")
     row = page.locator("tr.link")
-    assert row.locator("td").all_inner_texts()[:3] == ["rank 2", "data", "300 on"]
+    assert row.locator("td").all_inner_texts()[:4] == ["rank 2", "data", "warning", "300 on"]
     row.press("Enter")
     assert page.evaluate("location.hash") == "#heat"
     figure = page.locator("#heat figure", has_text="Own time")
