@@ -48,7 +48,7 @@ smoke: .venv/.dev .venv-hosts/.done $(MINDINSIGHT)/.done $(MINDSPORE)/.done
 	$(MAKE) -s gpu-check GPU="--device cpu"
 	$(MAKE) -s wheel-check
 	if command -v chromium >/dev/null; then $(MAKE) -s test-ui UI=smoke; else echo "pages in a browser: no chromium" | tee -a "$${DISTSUMMARY_SKIPPED:-/dev/null}"; fi
-	$(MAKE) -s torture LEVEL=fuzz SEED=1 TORTURE="--seconds 0.5"
+	$(MAKE) -s torture LEVEL=fuzz SEED=1 TORTURE="--seconds 1"
 
 # Everything, in pieces that can run apart (`make hosts`), each with its time. One that fails ends only itself.
 NIGHTLY ?= hosts long interop inside-mindspore wheel-check test-ui torture zoo

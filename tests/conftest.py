@@ -84,7 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Adds why tests were skipped to the file DISTSUMMARY_SKIPPED, a line for each: `.ci/run` counts them."""
-    if path := os.environ.get("DISTSUMMARY_SKIPPED"):
+    path = os.environ.get("DISTSUMMARY_SKIPPED")
+    if path and not parallel.is_parallel(terminalreporter.config):  # whose reports the first process has, too
         reasons = [
             report.longrepr[2].removeprefix("Skipped: ")
             for report in terminalreporter.stats.get("skipped", [])
