@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from distsummary.aggregate.judging import Judging
-from distsummary.aggregate.rank_columns import RankColumns, TagNumbers
-from distsummary.aggregate.statistics import RecordedScalars
+from distsummary.aggregate.rank_columns import RankColumns, RecordedScalars, TagNumbers
 from distsummary.aggregate.stuck_ranks import StuckRanks
 from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts

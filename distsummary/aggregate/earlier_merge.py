@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distsummary.aggregate.statistics import Floats, Ints
+from distsummary.aggregate.rank_columns import Floats, Ints
 from distsummary.events.reader import read_once
 from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.events.segments import segments

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from distsummary.aggregate.rank_columns import RecordedScalars
 from distsummary.aggregate.sick_ranks import SickRanks
-from distsummary.aggregate.statistics import RecordedScalars
 from distsummary.diagnosis.cost import Costs, joined, step_times
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.sentence import sentence

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from distsummary.aggregate.statistics import RecordedScalars
+from distsummary.aggregate.rank_columns import RecordedScalars
 from distsummary.diagnosis.drift import Drift
 from distsummary.diagnosis.memory import MemoryImbalance
 from distsummary.diagnosis.settings import different_settings

@@ -12,8 +12,15 @@ import numpy as np
 from distsummary.aggregate.added_norms import AddedNorms
 from distsummary.aggregate.charts import LAYOUT_TAG, charts
 from distsummary.aggregate.judging import Judging, alert_values
-from distsummary.aggregate.rank_columns import BulkPlace, RecordedGraph, Window, by_event, values_at
-from distsummary.aggregate.statistics import RecordedScalars, StatisticsRule
+from distsummary.aggregate.rank_columns import (
+    BulkPlace,
+    RecordedGraph,
+    RecordedScalars,
+    Window,
+    by_event,
+    values_at,
+)
+from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.aggregate.step_events import recorded_by
 from distsummary.aggregate.step_files import Key, StepFiles, Values
 from distsummary.diagnosis.reporting import Alerts

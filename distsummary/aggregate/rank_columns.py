@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.aggregate.statistics import Floats, Ints, RecordedScalars
 from distsummary.errors import DamagedFileError
 from distsummary.events.reader import Piece, ReadEvent, decode_frame
 from distsummary.events.scalar_columns import ScalarColumns
@@ -24,8 +23,24 @@ _PLACE = 16  # scalars that take as much memory as the place of a bulk value
 GRAPH = "graph"
 _LEFT_OUT = frozenset((GRAPH, *LINEAGE_PLUGINS, *TENSORBOARD_PLUGINS))  # have no step, or are made again
 
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
 Bools: TypeAlias = NDArray[np.bool_]
 Array: TypeAlias = NDArray[Any]
+
+
+class RecordedScalars(NamedTuple):
+    """N recorded scalars; those of one rank in the order in which it recorded them.
+
+    `tags`: names, each once. `which` int64 (N,): the index of each scalar's tag in `tags`; `ranks`, `steps`
+    int64 (N,); `values` float64 (N,).
+    """
+
+    tags: Sequence[str]
+    which: Ints
+    ranks: Ints
+    steps: Ints
+    values: Floats
 
 
 def has_place(event: ReadEvent) -> bool:

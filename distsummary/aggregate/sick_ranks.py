@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from distsummary.aggregate.statistics import RecordedScalars
+from distsummary.aggregate.rank_columns import RecordedScalars
 from distsummary.diagnosis.growth import Growth
 from distsummary.diagnosis.loader import LoaderShare
 from distsummary.diagnosis.sick import FirstNonFinite

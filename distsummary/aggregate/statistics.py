@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.aggregate.rank_columns import Floats, Ints, RecordedScalars
 from distsummary.format.own_tags import (
     CHECK_TAGS,
     DATA_WAIT_MS,
@@ -32,9 +33,6 @@ from distsummary.format.own_tags import (
     statistics_of,
 )
 from distsummary.format.records import Value
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 KEY_TAGS = frozenset(
     (
@@ -123,20 +121,6 @@ def over_ranks(ranks: Ints, points: Ints, values: Floats) -> RankStatistics:
         argmax_rank=ranks[ends - 1],
         differ=(numbers > 0) & ~(agree & (numbers == counts)),
     )
-
-
-class RecordedScalars(NamedTuple):
-    """N recorded scalars; those of one rank in the order in which it recorded them.
-
-    `tags`: names, each once. `which` int64 (N,): the index of each scalar's tag in `tags`; `ranks`, `steps`
-    int64 (N,); `values` float64 (N,).
-    """
-
-    tags: Sequence[str]
-    which: Ints
-    ranks: Ints
-    steps: Ints
-    values: Floats
 
 
 class MergedStep(NamedTuple):

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from distsummary.base.at_exit import close_at_exit, is_closed, process_error
 from distsummary.base.checks import check_int, check_type
@@ -33,13 +33,15 @@ from distsummary.training.callbacks import (
     common_params,
     length,
 )
-from distsummary.training.evaluation import EvaluationRun, evaluation_params
 from distsummary.training.finite import LARGEST, LOWEST, WARN
 from distsummary.training.recorder import NoRecorder, Recorder
 from distsummary.training.recording import Recording
 from distsummary.training.rest import Rest
 from distsummary.training.timing.phases import DATA, EVALUATION, FORWARD, REST, Phases
 from distsummary.training.values import Scalar
+
+if TYPE_CHECKING:
+    from distsummary.training.evaluation import EvaluationRun
 
 logger = logging.getLogger(__name__)
 
@@ -379,7 +381,7 @@ class Run(Recording):
         self._begin_step_by_log(self.step + 1)
 
     @contextlib.contextmanager
-    def eval(self, dataset: Iterable[Any] | None = None) -> Iterator[EvaluationRun]:
+    def eval(self, dataset: Iterable[Any] | None = None) -> "Iterator[EvaluationRun]":
         """Begin an evaluation; its metrics become lineage and scalars `eval/<name>` of the current step.
 
         Inside of it, `steps`, `next_step` and `epochs` raise InvalidValueError; use the evaluation's `steps`.
@@ -400,8 +402,10 @@ class Run(Recording):
         # An evaluation is not part of the step's time.
         self._body_start_s += self._clock() - started_s
 
-    def _begin_evaluation(self, dataset: Iterable[Any] | None) -> EvaluationRun:
+    def _begin_evaluation(self, dataset: Iterable[Any] | None) -> "EvaluationRun":
         self._require_open()
+        from distsummary.training.evaluation import EvaluationRun, evaluation_params
+
         evaluation = EvaluationRun(self._call, self._numbers, self._step_context)
         described = evaluation_params(
             dataset, callbacks=self._callbacks, topology=self.topology, train=self._params
@@ -411,7 +415,7 @@ class Run(Recording):
         evaluation.call("on_eval_begin", "on_eval_epoch_begin")
         return evaluation
 
-    def _end_evaluation(self, evaluation: EvaluationRun) -> None:
+    def _end_evaluation(self, evaluation: "EvaluationRun") -> None:
         results = self._own_guard.call("the metrics", evaluation.settle) or {}
         evaluation.call("on_eval_epoch_end", "on_eval_end")
         self._params |= results

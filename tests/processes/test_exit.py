@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from distsummary.collect.summary_collector import SummaryCollector
+from distsummary.events.index import is_index
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import RunState, read_run
@@ -40,6 +41,24 @@ def test_a_run_that_no_one_closes_is_closed_at_the_exit_of_the_process(
 
     error = None if is_complete else "ZeroDivisionError: division by zero"
     assert rank["health"].get("error") == error
+
+
+LONG = """
+import sys
+import distsummary as ds
+
+run = ds.init(sys.argv[1], quiet=True)
+for step in run.steps(range(300)):
+    run.log({f"metric/{number}": 0.5 for number in range(40)})
+    if step == 299:
+        sys.exit()
+"""
+
+
+def test_what_the_end_of_a_run_uses_first_is_loaded_at_the_exit_of_the_process(tmp_path):
+    done = run_python("-c", LONG, tmp_path)
+    assert done.stderr == ""
+    assert any(is_index(path) for path in tmp_path.iterdir())  # that of a file that is long enough for one
 
 
 STOPPED = """

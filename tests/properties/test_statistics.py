@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distsummary.aggregate import statistics as module
-from distsummary.aggregate.statistics import KEY_TAGS, RecordedScalars, StatisticsRule, over_ranks
+from distsummary.aggregate.rank_columns import RecordedScalars
+from distsummary.aggregate.statistics import KEY_TAGS, StatisticsRule, over_ranks
 from distsummary.format.own_tags import SYSTEM_TAGS
 
 

@@ -3,7 +3,8 @@ import logging
 import numpy as np
 import pytest
 
-from distsummary.aggregate.statistics import MAX_DIFFERING, RecordedScalars, StatisticsRule, over_ranks
+from distsummary.aggregate.rank_columns import RecordedScalars
+from distsummary.aggregate.statistics import MAX_DIFFERING, StatisticsRule, over_ranks
 
 NAN, INF = float("nan"), float("inf")
 
