@@ -557,15 +557,15 @@ class Recording(abc.ABC):
         """Record the values given since the last step ended, at that step."""
         logged, values = self._given.take()
         for recorder in self._recorders():
-            self._record(recorder, logged, values)
+            self._record(recorder, self.step, logged, values)
         self._check_finite(logged)
 
     def _record(
-        self, recorder: Recorder | NoRecorder, logged: dict[str, Scalar], values: Sequence[Value]
+        self, recorder: Recorder | NoRecorder, step: int, logged: dict[str, Scalar], values: Sequence[Value]
     ) -> None:
         """Have the values of a step recorded; leaves the run with an exception that passes."""
         try:
-            if not self._own_guard.done("recording", recorder.record, self.step, logged, values):
+            if not self._own_guard.done("recording", recorder.record, step, logged, values):
                 self._drop(counted(logged, values))
         except BaseException as error:
             self._leave(error)

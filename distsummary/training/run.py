@@ -605,7 +605,7 @@ class Run(Recording):
         recorder, seen = self._recorder, len(logged)
         # At most steps, the recorder takes the values at once, and no hooks are called.
         if step < recorder.plain_before:
-            self._record(recorder, logged, values)
+            self._record(recorder, step, logged, values)
         else:
             self._call("on_train_step_end", given=(logged, values))
         # Checked one by one if the quick check failed, if operators added numbers, or if an error is due.
@@ -720,7 +720,7 @@ class Run(Recording):
                 self._step_context.logged, self._step_context.values = logged, values
             else:
                 for recorder in self._recorders():
-                    self._record(recorder, logged, values)
+                    self._record(recorder, self.step, logged, values)
 
     def __del__(self) -> None:
         """Close, in a thread, a run that nothing refers to any more, such as one that an exception left."""

@@ -54,9 +54,9 @@ EXEMPT = (
 DRIVERS = {
     PACKAGE + name
     for name in (
-        "base/checks.py", "collect/older_order.py", "collect/record.py", "model/model_run.py",
-        "training/callbacks.py", "training/evaluation.py", "training/given.py", "training/recording.py",
-        "training/run.py", "training/step_context.py", "training/values.py",
+        "base/checks.py", "base/failures.py", "collect/older_order.py", "collect/record.py",
+        "model/model_run.py", "training/callbacks.py", "training/evaluation.py", "training/given.py",
+        "training/recording.py", "training/run.py", "training/step_context.py", "training/values.py",
     )
 }  # fmt: skip
 # Calls of torch that are measured: a look at the thread, calls of ours, and the call of torch.
