@@ -3,42 +3,38 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import MappingProxyType
 
+from distsummary.aggregate.dealing import deal_among
 from distsummary.aggregate.live import LiveMerge, LiveReport
-from distsummary.aggregate.merge import merge_facts, merge_run
 from distsummary.aggregate.registrar import Registrar
-from distsummary.aggregate.role_description import RoleDescription, describe, log_conflicts
+from distsummary.aggregate.role_description import RoleDescription, describe
+from distsummary.aggregate.settlement import Settlement
 from distsummary.aggregate.stuck_ranks import StuckRanks
-from distsummary.aggregate.visible import hidden_ranks
 from distsummary.base.failures import error_line
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
-from distsummary.diagnosis.sentence import named_ranks
-from distsummary.errors import DistSummaryError, MissingFileError, RunDirError
+from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.events.newest import newest_step
 from distsummary.rundir.attempts import (
+    Key,
     Registration,
-    end_of,
     find_attempt,
     is_open,
-    merged_states,
+    key_of,
     newest_attempts,
     note_aggregator,
     note_deaths,
     note_evaluation,
-    note_state,
+    note_field,
     with_ranks,
 )
-from distsummary.rundir.deal import Deal, Heartbeat, deals_in, first_deal, next_deal, with_parts
-from distsummary.rundir.rank_manifest import read_ranks
-from distsummary.rundir.rank_parts import parts_of
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.states import AttemptState, RankState, is_over, read_run
-from distsummary.rundir.timeouts import EVALUATED_S, HIDDEN_S, JOIN_S, LAUNCHER_S, WORLD_S
+from distsummary.rundir.timeouts import JOIN_S, LAUNCHER_S, WORLD_S
 from distsummary.rundir.topology import LAUNCHED, Topology
 
 logger = logging.getLogger(__name__)
@@ -46,14 +42,11 @@ logger = logging.getLogger(__name__)
 ROUND_S = 0.5
 LOOK_S = 2.0  # seconds between two looks at the files in which the ranks report their states
 LOOK_SHARE = 20  # a look that takes long, on a slow disk, is repeated after this many times as long
-GIVE_UP_S = 5.0  # how long a merge that fails is tried again
 REPORT_S = 10.0  # how long it stays to report a failed merge to a launch that ends
 UNREADABLE_S = 60.0  # how long the aggregator stays although it cannot read how the ranks are
 GRACE_S = 2.0
 NO_DEATHS: Mapping[int, str] = MappingProxyType({})
 NAMED = 8  # missing ranks in a message
-
-Key = tuple[str, int]  # role and attempt
 
 
 class Aggregator:
@@ -68,8 +61,9 @@ class Aggregator:
     - appends to the merged run of the newest training (see LiveMerge),
     - reports which rank is stuck, if one is (see `diagnosis/stuck.py`),
     - deals the recording of equal values among the ranks that live (see `deal`),
-    - settles each attempt none of whose ranks runs any more. If the merged run is not what a merge of all
-      files would give, because a rank reported something late or an attempt repeated steps, it merges again.
+    - settles each attempt none of whose ranks runs any more (see Settlement). It merges again if the merged
+      run may not be what a merge of all files would give, because a rank reported something late, an attempt
+      repeated steps, or another aggregator began it.
 
     When every attempt is settled, no rank has called for `grace_s` seconds, and `ds.launch` has reported why
     its ranks died (or has not for LAUNCHER_S), the thread ends and calls `on_end`; also if what is left could
@@ -107,10 +101,7 @@ class Aggregator:
         self._changed = threading.Condition(threading.RLock())
         # What follows is the thread's own.
         self._since_s: dict[Key, float] = {}  # when an attempt was seen first
-        self._evaluated: dict[Key, tuple[int, float]] = {}  # how many ranks evaluated, and when
-        self._hidden_s: dict[Key, float] = {}  # since when files do not show all that was recorded
-        self._failing_s: dict[Key, float] = {}  # since when an attempt cannot be merged
-        self._given_up: dict[Key, tuple[Manifest, str]] = {}  # the attempts that could not be merged, and why
+        self._settlement = Settlement(self._run_dir, clock, self._warn)
         self._warned: set[str] = set()
         self._over: list[Manifest] = []  # the attempts to settle, with their ranks
         self._is_busy = True  # whether ranks run, or may join
@@ -153,7 +144,7 @@ class Aggregator:
         """Note that a rank has left; for the last rank, return only when the attempt is settled."""
         self.renew()
         if self._registrar.leave(topology, attempt, health):
-            self._wait_until_settled(lambda entry: _key(entry) == (topology.role, attempt))
+            self._wait_until_settled(lambda entry: key_of(entry) == (topology.role, attempt))
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Note that a rank evaluated its finished training; the last rank's call returns after the merge."""
@@ -161,7 +152,7 @@ class Aggregator:
         note_evaluation(self._run_dir, topology, attempt)
         entry = find_attempt(self._run_dir.read_manifest(), "train", attempt)
         if len(entry.get("evaluated", [])) >= topology.world_size:
-            self._wait_until_settled(lambda other: _key(other) == ("train", attempt))
+            self._wait_until_settled(lambda other: key_of(other) == ("train", attempt))
 
     def settle(self, launch_id: str, deaths: Mapping[int, str] = NO_DEATHS, state: str = "lost") -> None:
         """Settle the attempts of a launch whose processes have ended; returns when they are settled.
@@ -180,7 +171,7 @@ class Aggregator:
 
     def _note_deaths(self, launch_id: str, deaths: Mapping[int, str], state: str) -> None:
         newest = newest_attempts(self._run_dir.read_manifest())
-        keys = {_key(entry) for entry in newest if entry["incarnation"].startswith(launch_id)}
+        keys = {key_of(entry) for entry in newest if entry["incarnation"].startswith(launch_id)}
         # Ranks that reported their own end keep what they reported.
         for attempt in read_run(self._run_dir).attempts:
             unreported = {one.rank for one in attempt.ranks if one.state in ("running", "lost")}
@@ -201,7 +192,7 @@ class Aggregator:
             self._changed.wait_for(
                 lambda: self._has_ended or (self._answered >= asked and not any(map(wanted, self._over)))
             )
-            for entry, reason in self._given_up.values():
+            for entry, reason in self._settlement.given_up.values():
                 if wanted(entry):
                     raise RunDirError(reason)
 
@@ -265,7 +256,7 @@ class Aggregator:
             # Read after the entries: an attempt that begins in between is here and waits for the next look.
             attempts = {(one.role, one.attempt): one for one in read_run(self._run_dir).attempts}
             for entry in entries:
-                key = _key(entry)
+                key = key_of(entry)
                 attempt = attempts[key]
                 age_s = self._clock() - self._since_s.setdefault(key, self._clock())
                 has_ended = any(entry["incarnation"].startswith(launch) for launch in self._ended_launches)
@@ -283,10 +274,12 @@ class Aggregator:
                 # All ranks have ended, but the launcher may still report why one of them died.
                 if not has_ended:
                     self._is_busy |= _awaits_launcher(entry, attempt)
-                if key not in self._given_up:
+                if key not in self._settlement.given_up:
                     entry = with_ranks(self._run_dir, entry)
                     # Evaluations of several ranks are awaited, so that one merge takes all of them.
-                    if is_open(entry) and not self._awaits_evaluations(entry):
+                    is_awaited = is_open(entry) and self._settlement.awaits_evaluations(entry)
+                    self._is_busy |= is_awaited
+                    if is_open(entry) and not is_awaited:
                         self._report(attempt, is_over=True)
                         over.append(entry)
                         watched.append(attempt)
@@ -332,41 +325,16 @@ class Aggregator:
             f"{JOIN_S:g} s. Either only some ranks record, or they are still starting, or the directory is "
             "not on a disk that all nodes share (look for it on the other nodes)"
         )
-        self._note(entry, "missing", {"ranks": [*missing], "after_s": JOIN_S})
-
-    def _awaits_evaluations(self, entry: Manifest) -> bool:
-        """Whether some ranks have reported an evaluation, and others may still do so."""
-        reported = len(entry.get("evaluated", []))
-        if not reported or reported >= len(entry["ranks"]):
-            return False
-        known, since_s = self._evaluated.get(_key(entry), (0, 0.0))
-        if reported > known:
-            since_s = self._clock()
-            self._evaluated[_key(entry)] = reported, since_s
-        is_awaited = self._clock() - since_s < EVALUATED_S
-        self._is_busy |= is_awaited
-        return is_awaited
-
-    def _awaits_files(self, entry: Manifest) -> bool:
-        """Whether the files of some ranks do not show here yet what these recorded, and may still."""
-        if entry["world_size"] == 1 or not (hidden := hidden_ranks(self._run_dir, entry)):
-            return False
-        since_s = self._hidden_s.setdefault(_key(entry), self._clock())
-        if is_awaited := self._clock() - since_s < HIDDEN_S:
-            self._warn(
-                f"the files of {named_ranks(hidden)} do not show here yet all that was recorded; a network "
-                f"file system shows it within a minute. The merge waits {HIDDEN_S:g} s for it"
-            )
-        return is_awaited
+        note_field(self._run_dir, entry, "missing", {"ranks": [*missing], "after_s": JOIN_S})
 
     def _follow(self, entry: Manifest, attempt: AttemptState, age_s: float) -> None:
         """Begin to merge a training of several ranks that runs, and deal among its living ranks."""
         if attempt.role != "train" or attempt.world_size == 1 or not attempt.ranks:
             return
         # Another attempt takes the place of the one that was merged so far.
-        if self._live_of != _key(entry):
+        if self._live_of != key_of(entry):
             self._close_live()
-            self._live_of, self._can_merge_live = _key(entry), True
+            self._live_of, self._can_merge_live = key_of(entry), True
         if self._live is None and self._can_merge_live:
             self._is_described = False
             try:
@@ -384,53 +352,14 @@ class Aggregator:
         self._running = {rank.rank for rank in attempt.ranks if rank.state == "running"}
         # The description needs the lineages of all ranks, or of those that came in time, and is written once.
         if self._live is not None and not self._is_described:
-            about = self._describe(entry)
+            directories = self._run_dir.rank_dirs(attempt.role)
+            about = describe(self._run_dir, attempt.role, self._run_dir.read_manifest(), directories)
             if about.ranks == attempt.world_size or age_s > JOIN_S:
                 self._live.describe(about)
                 self._is_described = True
         # The first deal waits for all ranks, but not for long: some may never record.
         if age_s > WORLD_S or not attempt.missing:
-            self._deal(entry)
-
-    def _deal(self, entry: Manifest) -> None:
-        """Deal among the running ranks, unless the deal that holds is one among them; note who took what."""
-        files = read_ranks(self._run_dir, entry["role"], entry["world_size"], self._running)
-        found = {rank: file.entry(entry["attempt"]) for rank, file in files.items()}
-        ranks = {rank: one for rank, one in found.items() if one is not None and one["heartbeat"]}
-        # The first heartbeat of a rank reports its number of steps, which the deal needs.
-        if ranks.keys() != self._running:
-            return
-        beats = {
-            rank: Heartbeat(**{k: v for k, v in one["heartbeat"].items() if k in Heartbeat._fields})
-            for rank, one in ranks.items()
-        }
-        # Before any rank has begun its loop, there is nothing to deal.
-        if all(beat.step == 0 and beat.total is None for beat in beats.values()):
-            return
-        meshes = {rank: one.get("mesh", {}) for rank, one in ranks.items()}
-        deals = deals_in(entry) or (self._first_deal(entry, ranks),)
-        deal = next_deal(deals[-1], meshes, beats)
-        # Even without a new deal, each running rank has to be in the deal that run.json holds.
-        noted = entry.get("deals", [])
-        if deal is not None or not noted or not {*map(str, self._running)} <= noted[-1]["ranks"].keys():
-            self._note_deals(entry, deals if deal is None else (*deals, deal), is_over=False)
-
-    def _first_deal(self, entry: Manifest, ranks: Mapping[int, Manifest]) -> Deal:
-        """The deal that the ranks followed without asking; `ranks` are their entries."""
-        meshes = {rank: one.get("mesh", {}) for rank, one in ranks.items()}
-        parts = parts_of(self._run_dir.rank_dirs(entry["role"]), entry["attempt"])
-        beats = [one["heartbeat"] for rank, one in ranks.items() if rank not in parts and "heartbeat" in one]
-        # Until the files of a rank say how many steps it expects, its heartbeat does, if its loop has begun.
-        begun = [beat for beat in beats if "total" in beat and (beat["step"] or beat["total"] is not None)]
-        totals = [*(of[0].total for of in parts.values()), *(beat["total"] for beat in begun)]
-        return first_deal(entry["world_size"], meshes, totals)
-
-    def _note_deals(self, entry: Manifest, deals: Sequence[Deal], *, is_over: bool) -> None:
-        """Write the deals into run.json, with what each rank recorded of them, unless it has them."""
-        parts = parts_of(self._run_dir.rank_dirs(entry["role"]), entry["attempt"])
-        stored = with_parts(deals, parts, is_over=is_over)
-        if stored != entry.get("deals", []):
-            self._note(entry, "deals", stored)
+            deal_among(self._run_dir, entry, self._running)
 
     def _write_live(self) -> None:
         """Append to the merged run what is complete."""
@@ -465,10 +394,6 @@ class Aggregator:
                     logger.exception("%s: which rank is stuck cannot be determined", self._run_dir.base)
                 self._is_blind = True
 
-    def _describe(self, entry: Manifest) -> RoleDescription:
-        run_dir, role = self._run_dir, entry["role"]
-        return describe(run_dir, role, run_dir.read_manifest(), run_dir.rank_dirs(role))
-
     def _close_live(self, about: RoleDescription | None = None) -> LiveReport | None:
         """End the live merge; returns what it wrote, None if the files of the ranks have to be merged again.
 
@@ -486,50 +411,13 @@ class Aggregator:
 
     def _settle(self, entry: Manifest) -> bool:
         """Complete the merged run of an attempt that is over; False: to be tried again in the next round."""
-        key, states = _key(entry), merged_states(entry)
-        if self._awaits_files(entry):
-            return False
-        try:
-            note_state(self._run_dir, *key, end_of(states))
-            if entry["world_size"] > 1:
-                if entry["role"] == "train":
-                    ranks = {int(rank): one for rank, one in entry["ranks"].items()}
-                    deals = deals_in(entry) or (self._first_deal(entry, ranks),)
-                    self._note_deals(entry, deals, is_over=True)
-                about = self._describe(entry)
-                # What the live merge wrote stays if a merge of all files would give the same.
-                report = self._close_live(about) if self._live_of == key else None
-                # Viewers that know nothing of attempts would show the steps twice that an attempt repeats.
-                if report is None or entry.get("evaluated") or entry["attempt"] > 0:
-                    merge_run(self._run_dir)
-                else:
-                    log_conflicts(about.conflicts, self._run_dir.base)
-                    missing = about.attempt.missing if about.attempt else ()
-                    facts = merge_facts(report.last_steps, missing, about.conflicts, report.damage)
-                    self._run_dir.update_manifest(
-                        lambda manifest: manifest.setdefault("merged", {}).update({key[0]: facts})
-                    )
-            self._note(entry, "merged", states)
-        except (DistSummaryError, OSError) as error:
-            since_s = self._failing_s.setdefault(key, self._clock())
-            # A missing file may only be hidden for a while by a network file system.
-            is_hidden = isinstance(error, MissingFileError)
-            if self._clock() - since_s < (HIDDEN_S if is_hidden else GIVE_UP_S):
-                return False
-            base = self._run_dir.base
-            reason = f"{base}: the ranks could not be merged: {error}; then run: distsummary merge {base}"
-            self._given_up[key] = entry, reason
+        is_live = self._live_of == key_of(entry)
+        is_settled = self._settlement.settle(entry, self._close_live if is_live else lambda about: None)
+        if key_of(entry) in self._settlement.given_up:
             # If a launch ends now, the aggregator still has to be there to report the failure to it.
             with self._changed:
                 self._last_contact_s = self._clock() + REPORT_S
-            logger.warning("%s", reason)
-        return True
-
-    def _note(self, entry: Manifest, name: str, value: object) -> None:
-        """Write a field of an attempt into run.json."""
-        self._run_dir.update_manifest(
-            lambda manifest: find_attempt(manifest, *_key(entry)).update({name: value})
-        )
+        return is_settled
 
     def _warn(self, text: str) -> None:
         """Log a warning, once."""
@@ -545,7 +433,3 @@ def _awaits_launcher(entry: Manifest, attempt: AttemptState) -> bool:
         rank.state == "lost" and rank.last_seen_s < LAUNCHER_S and str(rank.rank) not in deaths
         for rank in attempt.ranks
     )
-
-
-def _key(entry: Manifest) -> Key:
-    return entry["role"], entry["attempt"]

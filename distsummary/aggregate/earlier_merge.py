@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from distsummary.aggregate.rank_columns import Floats, Ints
+from distsummary.aggregate.rank_columns import Floats, Ints, RankColumns, TagNumbers
 from distsummary.events.reader import read_once
-from distsummary.events.scalar_columns import ScalarColumns
 from distsummary.events.segments import segments
 from distsummary.format.own_tags import RANKS_TAG
 from distsummary.format.records import MINDSPORE
@@ -51,21 +50,14 @@ class EarlierMerge:
 
 def _counts(directory: Path) -> tuple[Ints, Ints]:
     """The steps and the numbers of ranks in the order of the files."""
-    steps: list[Ints] = [np.empty(0, np.int64)]
-    numbers: list[Ints] = [np.empty(0, np.int64)]
+    steps, numbers = [np.empty(0, np.int64)], [np.empty(0)]
+    tags = TagNumbers()
     for _, piece in read_once(segments(directory, MINDSPORE), "skip", []):
-        if isinstance(piece, ScalarColumns):
-            if RANKS_TAG in piece.tags:
-                mine = piece.tag_numbers == piece.tags.index(RANKS_TAG)
-                steps.append(np.repeat(piece.steps, piece.counts)[mine])
-                numbers.append(_whole(piece.numbers[mine]))
-        else:
-            found = [
-                value.data for value in piece.values if value.tag == RANKS_TAG and value.plugin == "scalar"
-            ]
-            steps.append(np.full(len(found), piece.step))
-            numbers.append(_whole(np.array(found, np.float64)))
-    return np.concatenate(steps), np.concatenate(numbers)
+        if (part := RankColumns.of(0, 0, [piece], tags)) is not None:
+            mine = part.which == tags[RANKS_TAG]
+            steps.append(part.value_steps[mine])
+            numbers.append(part.values[mine])
+    return np.concatenate(steps), _whole(np.concatenate(numbers))
 
 
 def _whole(numbers: Floats) -> Ints:

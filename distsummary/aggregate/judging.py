@@ -107,11 +107,6 @@ class Judging:
         return [(attempt, one) for attempt, verdicts in found.items() for one in joined(verdicts)]
 
 
-def judge_files(run_dir: RunDir, role: str = "train") -> list[Verdict]:
-    """The verdicts on a run from the files of its ranks, as `judged_files` without the attempts."""
-    return [verdict for _, verdict in judged_files(run_dir, role).reported]
-
-
 def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
     """Judges a run by the files of its ranks, which may still be written.
 

@@ -46,8 +46,8 @@ class LiveReport:
         steps: how many steps the merged files of the attempt have.
         short: how many of them were written while a rank that lived had not reported them for 30 s.
         late: how many values came after their step had been written without them, or could not be read or
-            written when it was; the files of the ranks have them. Of what came late to an earlier LiveMerge
-            of the attempt, it counts scalars that differ and values that are missing.
+            written when it was; the files of the ranks have them.
+        is_continued: whether an earlier LiveMerge began the files; what came late to it is unknown.
         sharded: how many shards could not be put together, as in `MergeReport`. short_norms: likewise.
         last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
         last_steps: rank -> the highest step that it reported.
@@ -57,6 +57,7 @@ class LiveReport:
     steps: int = 0
     short: int = 0
     late: int = 0
+    is_continued: bool = False
     sharded: int = 0
     short_norms: int = 0
     last_step: int = 0
@@ -66,8 +67,8 @@ class LiveReport:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a merge of the rank files would write the same values."""
-        return not self.late
+        """Whether a merge of the rank files would certainly write the same values."""
+        return not self.late and not self.is_continued
 
 
 class LiveMerge:
@@ -217,6 +218,7 @@ class LiveMerge:
             short=self._short,
             # All that makes these files differ from a merge of the rank files.
             late=merger.late + merger.missing + files.missing,
+            is_continued=files.is_continued,
             sharded=merger.sharded,
             short_norms=self._merger.norms.short,
             last_step=files.last_step,

@@ -186,7 +186,7 @@ class Merger:
             self.late += values
             return False
         self._bulk_to[key] = step
-        return not self._files.holds(key, step)
+        return not self._files.has(key, step)
 
     def _read(self, step: int, places: list[BulkPlace], others: Values | None) -> Iterator[Value]:
         """The values of a step: shards put together, norms added up, then whole ones."""

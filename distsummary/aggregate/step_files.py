@@ -1,13 +1,8 @@
 """StepFiles: the steps of a merged run on their way to its files, each tag once at a step."""
 
-import math
-from array import array
-from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
-
-import numpy as np
 
 from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.merged_files import StagedWriter, is_merged
@@ -44,28 +39,6 @@ class _Entry(NamedTuple):
     is_complete: bool
 
 
-class _Points:
-    """The points of one tag, by rising steps."""
-
-    __slots__ = ("_numbers", "_steps")
-
-    def __init__(self) -> None:
-        self._steps, self._numbers = array("q"), array("f")
-
-    def add(self, step: int, number: float) -> None:
-        self._steps.append(step)
-        self._numbers.append(number)
-
-    def holds(self, step: int, number: float) -> bool:
-        """Whether this number, as float32, is the point at this step."""
-        place = bisect_left(self._steps, step)
-        if place == len(self._steps) or self._steps[place] != step:
-            return False
-        with np.errstate(over="ignore"):
-            held, given = self._numbers[place], float(np.float32(number))
-        return held == given or (math.isnan(held) and math.isnan(given))
-
-
 class StepFiles:
     """Gives the merged values of steps to a writer: one that appends, or one that writes aside.
 
@@ -79,26 +52,25 @@ class StepFiles:
 
     Attributes:
         steps: how many complete steps the files have, or have got.
-        differing: how many of the given values the files do not have, although they hold the tag at a later
-            step, or hold with another number.
+        is_continued: whether another process began the files; what came late to it is unknown.
         last_step, last_s: the highest step that was written or is about to be, and the latest wall time.
         has_graph: whether a graph was written.
         left_out: how many steps were left out because the disk took nothing for long.
     """
 
     def __init__(self, writer: RankWriter | StagedWriter, earlier: EarlierMerge | None = None) -> None:
-        self.steps = self.differing = self.left_out = 0
+        self.steps = self.left_out = 0
         # TensorBoard sorts runs by their first wall time: without a step, that is when the run began.
         self.last_step, self.last_s = 0, writer.spec.begun or 0.0
         self.has_graph = False
         self._earlier = earlier
         self._written: dict[Key, int] = {}  # plugin, tag -> last step in the files
-        self._points: dict[Key, _Points] = defaultdict(_Points)  # of these steps
         self._queue: deque[_Entry] = deque()
         # The writer has this batch and may have written a part of it: after an error it gets it again.
         self._batch: Batch | None = None
         self._writer = writer
-        if isinstance(writer, RankWriter) and writer.last_seq:
+        self.is_continued = writer.last_seq > 0
+        if isinstance(writer, RankWriter) and self.is_continued:
             self._read_back(writer)
 
     def _read_back(self, writer: RankWriter) -> None:
@@ -111,11 +83,6 @@ class StepFiles:
                 if (event.run_id, event.attempt) != owner or not is_merged(event.file):
                     continue
                 self._note(event.step, event.wall_time, event.values)
-                for value in event.values:
-                    self.has_graph |= value.plugin == "graph"
-                    if dialect == MINDSPORE:
-                        number = value.data if value.plugin == "scalar" else 0.0
-                        self._points[value.plugin, value.tag].add(event.step, number)
                 if dialect == MINDSPORE and event.seq > last_seq:
                     missing = Event(event.step, event.wall_time, event.values)
                     writer.write(self._batch_of([missing], event.seq))
@@ -123,6 +90,7 @@ class StepFiles:
     def _note(self, step: int, wall_s: float, values: Iterable[Value]) -> None:
         self.last_step, self.last_s = max(self.last_step, step), max(self.last_s, wall_s)
         for value in values:
+            self.has_graph |= value.plugin == "graph"
             key = (value.plugin, value.tag)
             self._written[key] = max(step, self._written.get(key, step))
 
@@ -135,23 +103,12 @@ class StepFiles:
         known = self._written.get(key)
         return known is not None and known >= step
 
-    def holds(self, key: Key, step: int, number: float = 0.0) -> bool:
-        """As `has`; counts a value that differs. `number`: of a scalar."""
-        if not self.has(key, step):
-            return False
-        self.differing += not self._points[key].holds(step, number)
-        return True
-
     @property
     def missing(self) -> int:
-        """How many values make these files differ from a merge of the rank files, by what happened here.
-
-        Also bulk values are among them that were not written, as the disk was nearly full or they were too
-        large; of steps that were left out, each counts once.
-        """
+        """How many steps were left out, and bulk values, for which the disk or the event had no room."""
         dropped = self._writer.health().dropped if isinstance(self._writer, RankWriter) else {}
         spared = sum(dropped.get(plugin, 0) for plugin in BULK_PLUGINS)
-        return self.left_out + self.differing + spared
+        return self.left_out + spared
 
     def put(
         self,
@@ -176,7 +133,7 @@ class StepFiles:
             # Such as <tag>/argmax_rank of a long tag: the writer would refuse it at each step.
             if len(value.tag) > MAX_TAG_BYTES // 4 and len(value.tag.encode()) > MAX_TAG_BYTES:
                 continue
-            if value.plugin == "scalar" and self.holds(("scalar", value.tag), step, value.data):
+            if value.plugin == "scalar" and self.has(("scalar", value.tag), step):
                 is_held = True
             else:
                 new.append(value)

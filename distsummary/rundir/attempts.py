@@ -7,7 +7,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from distsummary.base.processes import is_alive, own_place
 from distsummary.base.publish import file_system_time
@@ -37,6 +37,7 @@ _STRONGER = {  # state of a run -> the states that it does not replace
     "finished": ("failed", "interrupted", "finished"),
     "lost": ("failed", "interrupted", "finished", "lost"),
 }
+Key: TypeAlias = tuple[str, int]  # role and attempt
 Liveness = Callable[[Mapping[str, Any]], bool | None]
 
 
@@ -139,6 +140,16 @@ def spread(number: int) -> range:
 def now_for(run_dir: RunDir, topology: Topology) -> float:
     """The file system's time where `choose_attempt` may need it."""
     return 0.0 if topology.is_incarnation_unique else file_system_time(run_dir.base)
+
+
+def key_of(entry: Manifest) -> Key:
+    """The role and the number of an attempt."""
+    return entry["role"], entry["attempt"]
+
+
+def note_field(run_dir: RunDir, entry: Manifest, name: str, value: object) -> None:
+    """Write a field of an attempt into run.json; raises StaleAttemptError, and as `update_manifest`."""
+    run_dir.update_manifest(lambda manifest: find_attempt(manifest, *key_of(entry)).update({name: value}))
 
 
 def note_state(run_dir: RunDir, role: str, attempt: int, state: str) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary.aggregate.judging import judge_files
 from distsummary.collect.compare.batch_digest import batch_digest
 from distsummary.collect.compare.rank_checks import BATCHES, Checks
 from distsummary.collect.compare.torch_checksums import Checksums, device_sum, octets_of
@@ -24,6 +23,7 @@ from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.step_context import StepContext
 from tests.frameworks.alike_ranks import AFTER, BEFORE, flip_lowest_bit, train
+from tests.unit.aggregate.live_ranks import judge_files
 
 
 def verdicts(place: Path, **options: Any) -> list[Verdict]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from distsummary import Topology, merge_run
+from distsummary.aggregate.judging import judged_files
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merged_files import is_merged
 from distsummary.events.reader import read_directory
@@ -102,3 +103,8 @@ def scalar(step, wall_time=None, **values):
 
 def tagged(step, values):
     return Event(step, 100.0 + step, [Value("scalar", tag, value) for tag, value in values.items()])
+
+
+def judge_files(run_dir):
+    """The verdicts on a run by the files of its ranks."""
+    return [verdict for _, verdict in judged_files(run_dir).reported]

@@ -10,7 +10,6 @@ import pytest
 
 import distsummary as ds
 from distsummary.aggregate.alone import LoneRank
-from distsummary.aggregate.judging import judge_files
 from distsummary.cli.main import main
 from distsummary.collect import heartbeat
 from distsummary.diagnosis.alerts import read_alerts
@@ -24,6 +23,7 @@ from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.deal import Heartbeat
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
+from tests.unit.aggregate.live_ranks import judge_files
 from tests.unit.collect.doubles import Model
 
 
@@ -79,24 +79,6 @@ def test_the_first_number_that_is_not_finite_is_reported_once(lone, capsys):
     assert line.startswith(
         "distsummary: Rank 0 had the first number that is not finite, at step 8: loss is nan."
     )
-
-
-@pytest.mark.parametrize("kind", ["rows", "events"])
-def test_a_tag_that_never_was_finite_is_no_finding_but_a_loss_is(lone, kind):
-    def written(step, **numbers):
-        if kind == "rows":
-            return rows(step, **{name: [number] for name, number in numbers.items()})
-        return Event(step, 0.0, [Value("scalar", name, number) for name, number in numbers.items()])
-
-    for step in range(1, 4):
-        lone.write(written(step, best=math.inf, score=NAN))
-    lone.write(written(4, loss=NAN))
-    assert lone.causes() == [STARTED, ("nan", 4), ("finished", 0)]
-
-
-def test_a_tag_that_became_finite_and_then_nan_is_found_within_one_batch(lone):
-    lone.write(rows(1, best=[math.inf] * 3 + [1.0] * 3 + [NAN], other=[1.0] * 7))
-    assert lone.causes() == [STARTED, ("nan", 7), ("finished", 0)]
 
 
 def test_a_number_that_is_infinite_in_the_files_is_found(lone):

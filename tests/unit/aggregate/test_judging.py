@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from distsummary.aggregate.judging import judge_files
 from distsummary.aggregate.merge import merge_run
 from distsummary.cli.main import main
 from distsummary.cli.why import page_of
@@ -19,7 +18,7 @@ from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rundir.rank_facts import RankFacts, write_facts
 from distsummary.rundir.run_dir import RunDir
 from tests.disks import room_for
-from tests.unit.aggregate.live_ranks import Ranks, scalar, series
+from tests.unit.aggregate.live_ranks import Ranks, judge_files, scalar, series
 
 STEPS, SLOW = 120, range(40, 90)
 

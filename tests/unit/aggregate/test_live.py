@@ -320,7 +320,9 @@ def test_an_aggregator_that_is_killed_at_any_byte_is_followed_by_one_that_contin
     dying.end()
     two.lives.clear()
     assert deaths > 1
-    assert two.live().close().is_exact
+    report = two.live().close()
+    # What came late to those that were killed is unknown.
+    assert (report.late, report.is_continued, report.is_exact) == (0, True, False)
     for dialect in DIALECTS:
         assert points(two, "loss", dialect=dialect) == [(step, 0.5) for step in range(1, 13)]
         assert points(two, "only", dialect=dialect) == [(step, 1.0 * step) for step in range(1, 13)]
@@ -419,7 +421,7 @@ def follow_at_random(seed, path):
     for rank in range(ranks.world_size):
         steps = range(1, rng.choice([6, 20, 20, 20]))  # some ranks die
         left[rank] = events_of_rank(rng, rank, ranks.world_size, steps)
-    now, live, restarts = 0.0, ranks.live(), 0
+    now, live = 0.0, ranks.live()
     hurries, most = rng.random() < 0.3, rng.choice([6, 30])
     while left:
         rank = rng.choice(list(left))
@@ -433,8 +435,7 @@ def follow_at_random(seed, path):
             live.poll(0.0 if hurries else math.inf)
         if rng.random() < 0.7:
             LiveMerge.advance(live, left.keys(), now)
-        if rng.random() < 0.05:
-            restarts += 1
+        if rng.random() < 0.02:
             live = ranks.live()
     report = live.close()
     ranks.close()
@@ -449,8 +450,7 @@ def follow_at_random(seed, path):
             expected = offline if dialect == MINDSPORE else series(path / "offline", dialect)
             assert found.keys() == expected.keys()
             for key in expected:
-                if key[0] == "scalar" or not restarts:
-                    assert found[key] == expected[key], key
+                assert found[key] == expected[key], key
     assert report.steps == len(offline["scalar", "zz_ranks/count"])
     return report.is_exact
 

@@ -9,14 +9,13 @@ from distsummary.aggregate.pending import Due, PendingSteps, Source
 from distsummary.aggregate.rank_columns import Window
 from distsummary.events.reader import ReadEvent
 from distsummary.events.scalar_columns import ScalarColumns
-from distsummary.format.records import Shard, Value
+from distsummary.format.records import Value
 
-SAMPLE = "zz_system/process/memory_gib"
 FILE = Path("events")
 
 
-def event(rank: int, step: int, *values: Value, offset: int = 0) -> ReadEvent:
-    return ReadEvent("aa", 0, 1, step, 100.0 + step + rank, [*values], FILE, offset, offset + 10)
+def event(rank: int, step: int, *values: Value) -> ReadEvent:
+    return ReadEvent("aa", 0, 1, step, 100.0 + step + rank, [*values], FILE, 0, 10)
 
 
 def report(pending: PendingSteps, rank: int, step: int, **values: float) -> None:
@@ -57,29 +56,6 @@ def rows(window: Window | None) -> list[tuple[str, int, int, float]]:
     ]
 
 
-def test_steps_are_due_in_rising_order_below_the_floor():
-    pending = PendingSteps(0)
-    for step in (3, 7, 5):
-        report(pending, step, step, loss=1.0)
-    assert found(due_below(pending, 6)) == ([3, 5], [], [])
-    assert found(due_below(pending, 6)) == ([], [], [])
-    assert found(due_below(pending, math.inf)) == ([7], [], [])
-    assert pending.size == 0
-    assert pending.last_steps == {3: 3, 5: 5, 7: 7}
-
-
-def test_a_step_that_has_waited_long_enough_is_due_with_those_before_it():
-    pending = PendingSteps(0)
-    report(pending, 0, 8, loss=1.0)
-    assert found(due_below(pending, 0, now_s=10.0, wait_s=30.0)) == ([], [], [])
-    report(pending, 1, 4, loss=1.0)
-    report(pending, 0, 9, loss=1.0)
-    due = due_below(pending, 0, now_s=40.0, wait_s=30.0)
-    assert (found(due), due.short) == (([4, 8], [], []), 2)
-    assert found(due_below(pending, 0, now_s=69.0, wait_s=30.0)) == ([], [], [])
-    assert found(due_below(pending, 0, now_s=70.0, wait_s=30.0)) == ([9], [], [])
-
-
 def test_what_is_reported_of_an_older_step_waits_for_the_ranks_that_may_report_it_still():
     pending = PendingSteps(0)
     report(pending, 0, 1, loss=1.0)
@@ -102,34 +78,6 @@ def test_columns_are_divided_at_the_steps_that_a_rank_had_passed():
     pending.add(Source(0), [columns([4, 7])])
     assert found(due_below(pending, 7)) == ([6], [3], [])
     assert found(due_below(pending, 8)) == ([7], [4], [])
-
-
-def test_samples_wait_as_long_as_it_takes_and_are_divided_from_the_rest():
-    pending = PendingSteps(0)
-    report(pending, 0, 2, **{"loss": 1.0, SAMPLE: 3.0})
-    due = pending.due(3, 2, 100.0, 0.0)
-    assert found(due) == ([2], [], [])
-    assert (rows(due.steps[0]), due.samplers) == ([("loss", 0, 2, 1.0)], {2: {0}})
-    due = pending.due(3, 3, 200.0, 0.0)
-    assert rows(due.sampled) == [(SAMPLE, 0, 2, 3.0)]
-
-
-def test_the_lowest_rank_has_the_bulk_value_and_a_graph_has_no_step():
-    pending = PendingSteps(0)
-    shard = Shard(global_shape=(4,), offset=(2,))
-    for rank, start in ((2, 1), (1, 2), (1, 3), (5, 4)):
-        values = Value("text", "note", "hi"), Value("histogram", "weight", None, shard)
-        pending.add(Source(rank), [event(rank, 7, *values, offset=start)])
-        pending.add(Source(rank), [event(rank, 0, Value("graph", "net", f"{rank} at {start}"))])
-    due = due_below(pending, 8)
-    assert found(due) == ([7], [], [])
-    assert [(one.tag, one.rank, one.start) for one in due.steps[0].bulk if not one.is_shard] == [
-        ("note", 1, 3)
-    ]
-    shards = {one.rank: one.start for one in due.steps[0].bulk if one.is_shard}
-    assert shards == {2: 1, 1: 3, 5: 4}
-    assert pending.graph is not None
-    assert (pending.graph.rank, pending.graph.value.data) == (1, "1 at 3")
 
 
 def test_memory_is_bounded_the_older_half_is_given_up():

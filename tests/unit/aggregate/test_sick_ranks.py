@@ -2,12 +2,11 @@
 
 import pytest
 
-from distsummary.aggregate.judging import judge_files
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.check_tags import bits_tags, halves, packed, weights_of
 from distsummary.format.own_tags import BATCH_TAGS, NONFINITE_TAGS
 from distsummary.rundir.rank_facts import FACTS, RankFacts, read_facts, write_facts
-from tests.unit.aggregate.live_ranks import Ranks, scalar
+from tests.unit.aggregate.live_ranks import Ranks, judge_files, scalar
 
 STEPS = 60
 NAMES = ["0.weight", "0.bias", "1.weight"]
