@@ -494,14 +494,14 @@ class AsyncWriter:
                     self._is_asleep = False
                     if not self._queue:
                         break
-                    # Let the batch grow, unless a caller waits for it.
+                    # Let the batch grow, unless a caller waits; what comes while it is written waits as well.
                     self._changed.wait_for(
                         lambda: self._hurry or self._put - self._got >= self._spec.batch_bytes,
                         timeout=self._spec.interval_s,
                     )
-                while self._queue and not self._ends:
+                    self._hurry, until = self._is_closed, self._done + len(self._queue)
+                while self._done < until and not self._ends:
                     self._write_next()
-                self._hurry = self._is_closed
             if self._ends:
                 self._stop_reason = self._ends
             self._persist(self._writer.flush)

@@ -117,6 +117,22 @@ def test_events_arrive_in_order_with_consecutive_numbers():
     assert sink.closed == 1
 
 
+def test_what_comes_while_a_batch_is_written_waits_for_the_next_one():
+    class Slow(Sink):
+        def write(self, batch: Batch) -> None:
+            super().write(batch)
+            if len(self.batches) < 4:
+                writer.write_row(LOSS, row(len(self.batches), 0.5))
+
+    sink = Slow()
+    writer = start(sink, interval_s=3600.0)
+    writer.write_row(LOSS, row(0, 0.5))
+    for count in (1, 2, 3):
+        assert writer.flush()
+        assert [batch.size for batch in sink.batches] == [1] * count
+    writer.close()
+
+
 def test_flush_returns_when_everything_is_with_the_inner_writer():
     sink = Sink()
     writer = start(sink, interval_s=3600.0)
