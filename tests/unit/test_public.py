@@ -16,8 +16,8 @@ NOT_CONSTRUCTED = (
     distsummary.EvaluationRun, distsummary.RankView,
     distsummary.ScalarTable, distsummary.Table, distsummary.ValueTable,
 )  # fmt: skip
-# Of libraries that type checkers alone import.
-OF_OTHERS = {
+# What annotations name and type checkers alone import: of libraries, and public classes of ours.
+NAMES = {name: getattr(distsummary, name) for name in distsummary.__all__} | {
     "Figure": Any, "pandas": SimpleNamespace(DataFrame=Any), "polars": SimpleNamespace(DataFrame=Any),
     "pyarrow": SimpleNamespace(Table=Any), "xarray": SimpleNamespace(Dataset=Any),
 }  # fmt: skip
@@ -50,7 +50,7 @@ def test_every_class_in_a_public_signature_is_public(name: str) -> None:
     public = {getattr(distsummary, name) for name in distsummary.__all__}
     for function in public_functions(getattr(distsummary, name)):
         function = inspect.unwrap(function)
-        for argument, annotation in typing.get_type_hints(function, localns=OF_OTHERS).items():
+        for argument, annotation in typing.get_type_hints(function, localns=NAMES).items():
             hidden = set(own_classes(annotation)) - public
             assert not hidden, f"{function.__qualname__}({argument}): {hidden}"
 
