@@ -1,10 +1,11 @@
-"""Resumed: where a training stood that another one continues."""
+"""Resumed: where a training stood that another one continues, and the batches that its epoch had left."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsummary.training.rest import Rest
+from distsummary.training.callbacks import length
 
 
 @dataclass(kw_only=True)
@@ -36,19 +37,36 @@ class Resumed:
             loader: the loader of the training that saved the checkpoint.
             accumulate: how many batches made one step, as given to `run.steps`.
         """
-        return Rest(
-            loader,
-            self.step_in_epoch,
-            accumulate,
-            lambda is_before: self._set((is_before and self._at_epoch) or self._now),
-        )
+        return RestOfEpoch(loader, self, accumulate)
 
-    def begin(self) -> None:
-        """Set the random number generators to the beginning of the epoch that was not over."""
-        self._set(self._at_epoch or self._now)
-
-    def _set(self, state: dict[str, Any] | None) -> None:
+    def begin(self, *, is_over: bool = False) -> None:
+        """Set the random number generators to the beginning of the epoch, or (`is_over`) to the save."""
+        state = self._now if is_over else self._at_epoch or self._now
         if state is not None:
             from distsummary.training.random_state import set_random_state
 
             set_random_state(state)
+
+
+@dataclass(frozen=True, slots=True)
+class RestOfEpoch:
+    """The batches that the resumed epoch has left; from it, a Run has the whole loader and the steps done."""
+
+    loader: Iterable[Any]
+    resumed: Resumed
+    accumulate: int
+
+    def __iter__(self) -> Iterator[Any]:
+        skipped = self.resumed.step_in_epoch * self.accumulate
+        # If no batch is left, those that were done need not be read to be skipped.
+        if skipped and 0 < length(self.loader) <= skipped:
+            self.resumed.begin(is_over=True)
+            return
+        # A loader that shuffles does so by these random numbers, and so gives the same order again.
+        self.resumed.begin()
+        batches = iter(self.loader)
+        if skipped:
+            for _ in itertools.islice(batches, skipped):
+                pass
+            self.resumed.begin(is_over=True)
+        yield from batches

@@ -36,7 +36,7 @@ from distsummary.training.callbacks import (
 from distsummary.training.finite import LARGEST, LOWEST, WARN
 from distsummary.training.recorder import NoRecorder, Recorder
 from distsummary.training.recording import Recording
-from distsummary.training.rest import Rest
+from distsummary.training.resumed import RestOfEpoch
 from distsummary.training.timing.phases import DATA, EVALUATION, FORWARD, REST, Phases
 from distsummary.training.values import Scalar
 
@@ -239,7 +239,9 @@ class Run(Recording):
         # Read before the epoch begins: if a hook of its begin requests the stop, there is still one step.
         was_stopped = self._context.is_stop_requested
         # Of an epoch that a resumed training continues, callbacks see the whole loader.
-        whole, done = (loader.loader, loader.steps) if isinstance(loader, Rest) else (loader, 0)
+        whole, done = loader, 0
+        if isinstance(loader, RestOfEpoch):
+            whole, done = loader.loader, loader.resumed.step_in_epoch
         self._begin_epoch(whole, -(-length(whole) // accumulate), done=done)
         self._record_pending()
         return self._steps(loader, accumulate, was_stopped)

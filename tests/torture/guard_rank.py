@@ -45,7 +45,7 @@ EXEMPT = (
         for name in (
             "model/model.py",
             "model/torch_steps.py",
-            "training/rest.py",
+            "training/resumed.py",
             "training/learning_rate.py",
         )
     }
