@@ -198,7 +198,7 @@ def init(
         directory.create().make_private()
     merged = directory.writer_dir(role, 0, 1)
     if topology.world_size > 1 and merged.is_dir():
-        from distsummary.aggregate.merge import refuse_foreign_files
+        from distsummary.aggregate.merged_files import refuse_foreign_files
 
         # Refused now, and not by the merge after the training.
         refuse_foreign_files(merged)

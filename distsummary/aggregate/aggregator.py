@@ -157,8 +157,7 @@ class Aggregator:
     def settle(self, launch_id: str, deaths: Mapping[int, str] = NO_DEATHS, state: str = "lost") -> None:
         """Settle the attempts of a launch whose processes have ended; returns when they are settled.
 
-        `deaths` and `state` say how ranks ended that could not report it; see
-        `coordination.note_deaths`.
+        `deaths` and `state` say how ranks ended that could not report it (`rundir.attempts.note_deaths`).
         """
         if deaths:
             self._note_deaths(launch_id, deaths, state)

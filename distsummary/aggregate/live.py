@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from distsummary.aggregate.judging import Judging
-from distsummary.aggregate.merge import refuse_foreign_files
-from distsummary.aggregate.merged_files import MERGED
+from distsummary.aggregate.merged_files import MERGED, refuse_foreign_files
 from distsummary.aggregate.merger import Merger
 from distsummary.aggregate.pending import PendingSteps, Source
 from distsummary.aggregate.rank_columns import WINDOW

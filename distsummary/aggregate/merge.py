@@ -3,9 +3,8 @@
 import logging
 import os
 import secrets
-import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,14 @@ from distsummary.aggregate.earlier_merge import EarlierMerge
 from distsummary.aggregate.ended_ranks import EndedRanks
 from distsummary.aggregate.judging import Judging
 from distsummary.aggregate.merge_lineage import Conflict
-from distsummary.aggregate.merged_files import MERGED, StagedWriter, holds_steps, other_segments
+from distsummary.aggregate.merged_files import (
+    MERGED,
+    StagedWriter,
+    holds_steps,
+    merge_facts,
+    other_segments,
+    refuse_foreign_files,
+)
 from distsummary.aggregate.merger import Merger
 from distsummary.aggregate.role_description import describe, log_conflicts
 from distsummary.aggregate.step_files import StepFiles
@@ -86,13 +92,12 @@ def merge_run(
     """Merge the directories of a run's ranks into one run in the run dir itself.
 
     The files are written in MindSpore's and in TensorBoard's dialect; next to files that another program
-    wrote for TensorBoard, only in the latter. A scalar becomes its mean over the
-    ranks that recorded it at the step. Tags in KEY_TAGS or `key_tags`, and other tags in which the ranks
-    differ, also get `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see `statistics.StatisticsRule`). The
-    graph and each histogram, tensor,
-    image and text come from the lowest rank that has them; `merge_lineage` merges the lineages. Each step has
-    one event (or several, see `merged_events`), with the latest wall time of any rank. Merging the same rank
-    files again gives equal merged files. Directories of the role eval are merged likewise, into `eval`.
+    wrote for TensorBoard, only in the latter. A scalar becomes its mean over the ranks that recorded it at
+    the step. Tags in KEY_TAGS or `key_tags`, and other tags in which the ranks differ, also get `<tag>/min`,
+    `/median`, `/max` and `/argmax_rank` (see `statistics.StatisticsRule`). The graph and each histogram,
+    tensor, image and text come from the lowest rank that has them; `merge_lineage` merges the lineages. Each
+    step has one event, or several if it is large, with the latest wall time of any rank. Merging the same
+    rank files again gives equal merged files. Directories of the role eval are merged likewise, into `eval`.
 
     Args:
         run_dir: the run dir.
@@ -253,34 +258,6 @@ def _merge_role(
 
     run_dir.update_manifest(enter)
     return report
-
-
-def merge_facts(
-    last_steps: Mapping[int, int],
-    missing: Collection[int],
-    conflicts: Collection[Conflict],
-    damage: Collection[Damage],
-) -> dict[str, Any]:
-    """Facts about a merged run that event files cannot hold, for run.json."""
-    return {
-        "merged_at": time.time(),
-        "ranks": sorted(last_steps),
-        "missing_ranks": list(missing),
-        "last_steps": {str(rank): step for rank, step in last_steps.items()},
-        "conflicts": [conflict.as_json() for conflict in conflicts],
-        "damage": [{"file": str(one.file), "offset": one.offset, "reason": one.reason} for one in damage],
-    }
-
-
-def refuse_foreign_files(target: Path) -> None:
-    """Raise RunDirError if `target`, a directory for merged files, holds event files of another writer."""
-    foreign = other_segments(target)
-    if foreign:
-        names = ", ".join(path.name for path in foreign[:3])
-        raise RunDirError(
-            f"{target} holds event files that no merge wrote ({names}). The merged run is written to the "
-            "same directory, and viewers would mix the two: move those files elsewhere, then try again"
-        )
 
 
 def refuse_aggregated(run_dir: RunDir) -> None:

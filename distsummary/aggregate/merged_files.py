@@ -5,14 +5,18 @@ import errno
 import os
 import re
 import shutil
+import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.base.publish import TEMPORARY, rights_in, sync, temporary_name
 from distsummary.errors import RunDirError
 from distsummary.events.files import Files
 from distsummary.events.index import index_closed
-from distsummary.events.reader import read_file
+from distsummary.events.reader import Damage, read_file
 from distsummary.events.segment import Segment
 from distsummary.events.segments import SegmentName, lineage_files, next_stamp, segments
 from distsummary.events.spec import WriterSpec
@@ -37,6 +41,17 @@ def is_merged(path: Path) -> bool:
 def other_segments(directory: Path) -> list[Path]:
     """The event files in a directory that were not written by a merge."""
     return [path for dialect in DIALECTS for path in segments(directory, dialect) if not is_merged(path)]
+
+
+def refuse_foreign_files(target: Path) -> None:
+    """Raise RunDirError if `target`, a directory for merged files, holds event files of another writer."""
+    foreign = other_segments(target)
+    if foreign:
+        names = ", ".join(path.name for path in foreign[:3])
+        raise RunDirError(
+            f"{target} holds event files that no merge wrote ({names}). The merged run is written to the "
+            "same directory, and viewers would mix the two: move those files elsewhere, then try again"
+        )
 
 
 def holds_steps(directory: Path) -> bool:
@@ -179,3 +194,20 @@ class StagedWriter:
                 "space, for example checkpoints, exported tensors or other runs, but keep the directories of "
                 "the ranks; then merge again"
             ) from error
+
+
+def merge_facts(
+    last_steps: Mapping[int, int],
+    missing: Collection[int],
+    conflicts: Collection[Conflict],
+    damage: Collection[Damage],
+) -> dict[str, Any]:
+    """Facts about a merged run that event files cannot hold, for run.json."""
+    return {
+        "merged_at": time.time(),
+        "ranks": sorted(last_steps),
+        "missing_ranks": list(missing),
+        "last_steps": {str(rank): step for rank, step in last_steps.items()},
+        "conflicts": [conflict.as_json() for conflict in conflicts],
+        "damage": [{"file": str(one.file), "offset": one.offset, "reason": one.reason} for one in damage],
+    }

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 from distsummary.aggregate.dealing import note_last_deals
 from distsummary.aggregate.live import LiveReport
-from distsummary.aggregate.merge import merge_facts, merge_run
+from distsummary.aggregate.merge import merge_run
+from distsummary.aggregate.merged_files import merge_facts
 from distsummary.aggregate.role_description import RoleDescription, describe, log_conflicts
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.errors import DistSummaryError, MissingFileError

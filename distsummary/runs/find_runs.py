@@ -18,7 +18,7 @@ from distsummary.format.own_tags import LOSS_TAG
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
 from distsummary.runs.status import Status, read_status
-from distsummary.runs.status_text import causes, findings_of, slow_ranks, stuck_in_short
+from distsummary.runs.status_text import behind_ranks, causes, findings_of, stuck_in_short
 from distsummary.runs.table import Table, table_of
 
 DEPTH = 8  # directories below the given one that are looked into
@@ -189,7 +189,7 @@ def row_of(name: str, status: Status, *, step: int | None, loss: float | None) -
     if stuck := stuck_in_short(status):
         notes.insert(0, stuck)
     else:
-        notes += slow_ranks(status)
+        notes += behind_ranks(status)
     notes += filter(None, [findings_of(status)])
     if status.earlier:
         notes.append(f"{numbered(status.earlier, 'finding')} of earlier attempts")

@@ -125,7 +125,7 @@ def hints(status: Status) -> list[str]:
     said = [f"{_verdict(status, newest)}{found and f', with {found}'}.", *causes(status)]
     if newest.missing:
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
-    said += _stuck(status) or slow_ranks(status)
+    said += _stuck(status) or behind_ranks(status)
     if status.findings or status.earlier:
         earlier = f"{numbered(status.earlier, 'finding')} of earlier attempts" if status.earlier else ""
         what = " and ".join(filter(None, ("evidence" if status.findings else "", earlier)))
@@ -320,7 +320,7 @@ def _why(ranks: Sequence[RankState]) -> str:
     return f"their processes are gone from {where}" if why.startswith(GONE) else "their heartbeats stopped"
 
 
-def slow_ranks(status: Status) -> list[str]:
+def behind_ranks(status: Status) -> list[str]:
     """Which ranks are behind the others, and whether they are slower."""
     newest, behind = status.run.newest, status.behind
     if newest is None or not behind:

@@ -17,8 +17,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from distsummary import SummaryRecord
 from distsummary.base.actor_calls import RayConnection
 from distsummary.collect.remote.actor_writer import ATTEMPTS, RemoteWriter
+from distsummary.collect.remote.collectors import Collectors
 from distsummary.collect.remote.patience import Patience
-from distsummary.collect.remote.rank_collector import Collectors
 from distsummary.events.async_writer import AsyncWriter
 from distsummary.events.reader import read_directory
 from distsummary.events.segments import segments
@@ -455,7 +455,7 @@ def test_writers_of_one_process_share_an_actor_which_ends_with_the_last(tmp_path
 
 
 def test_the_ranks_of_a_node_share_an_actor_that_outlives_the_one_that_started_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("distsummary.collect.remote.rank_collector.LINGER_S", 0.0)
+    monkeypatch.setattr("distsummary.collect.remote.collectors.LINGER_S", 0.0)
 
     @ray.remote(num_cpus=0)
     class Trainer:

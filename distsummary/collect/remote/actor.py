@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from distsummary.base.failures import one_line
-from distsummary.collect.remote.rank_collector import Collectors
+from distsummary.collect.remote.collectors import Collectors
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A worker, which evaluates chunks of the planes with an engine; `actor.py` runs it in another process."""
+"""A worker, which evaluates chunks of the planes with an engine; `run/worker_process.py` has one on Ray."""
 
 import time
 from collections.abc import Iterator

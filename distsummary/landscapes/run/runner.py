@@ -121,7 +121,8 @@ def generate(
     while True:
         task = replace(task, choice=choice)
         try:
-            return _Drawing(task, prepared, report=report, journal=journal, refine=refine).draw(workers)
+            evaluation = _Evaluation(task, prepared, report=report, journal=journal, refine=refine)
+            return evaluation.run(workers)
         except MemoryTooSmallError as error:
             _log.warning("%s", error)
             choice = error.smaller
@@ -129,7 +130,7 @@ def generate(
                 journal.enter_choice(choice.to_dict())
 
 
-class _Drawing:
+class _Evaluation:
     """The evaluation of a task with one engine, from first points to grids."""
 
     def __init__(
@@ -151,7 +152,7 @@ class _Drawing:
         self._seconds = defaultdict[str, float](float)  # worker -> the time that it spent on them
         self._has_reported_all = self._has_unseen_gpus = False
 
-    def draw(self, workers: Workers) -> tuple[list[LossGrid], bool]:
+    def run(self, workers: Workers) -> tuple[list[LossGrid], bool]:
         """Evaluate all points, or those that refinement selects; returns the grids, and if it was stopped."""
         shapes = [(len(plane.y), len(plane.x)) for plane in self._task.planes]
         with workers.crew(self._task) as crew:

@@ -3,7 +3,7 @@
 import pytest
 
 from distsummary.base.processes import own_process
-from distsummary.collect.remote.rank_collector import LINGER_S, Collectors
+from distsummary.collect.remote.collectors import LINGER_S, Collectors
 from distsummary.events.reader import read_directory
 from distsummary.events.segment import has_live_writer
 from distsummary.events.spec import WriterSpec
