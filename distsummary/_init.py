@@ -30,6 +30,7 @@ from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir, refuse_tempo
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext, guarded_hooks
 from distsummary.training.finite import IGNORE, WARN
+from distsummary.training.recording import weakly
 from distsummary.training.resumed import Resumed
 from distsummary.training.run import Run
 
@@ -219,7 +220,7 @@ def init(
     reported: list[Callback] = []
     if not quiet and topology.rank == 0:
         reported.append(Announcement(announcement(directory, topology, settings, is_merged=aggregate)))
-    return Run(
+    run = Run(
         callbacks=[*others, *alerted, collector, *reported],
         network=watch,
         optimizer=optimizer,
@@ -230,6 +231,8 @@ def init(
         on_nan=on_nan,
         strict=strict,
     )
+    admission.made(weakly(run.has_waiting, lambda: False))
+    return run
 
 
 def directory_of(run_dir: str | PathLike[str], topology: Topology) -> RunDir:

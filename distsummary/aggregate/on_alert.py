@@ -12,6 +12,7 @@ from types import TracebackType
 
 from distsummary.base.redaction import redacted
 from distsummary.base.termination import Terminated, on_termination
+from distsummary.base.threads import DaemonThread
 from distsummary.diagnosis.alert_sender import Alert, send
 from distsummary.diagnosis.alerts import Key, key_of, parsed
 from distsummary.diagnosis.reporting import RATE, held_back
@@ -70,7 +71,7 @@ class OnAlert(Callback):
         # What the user's function or server has not taken yet, and how often that was tried.
         self._waiting: list[tuple[Alert, int]] = []
         self._is_stopped, self._has_ended = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: DaemonThread | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -80,7 +81,7 @@ class OnAlert(Callback):
                 self._known = {key_of(alert) for alert in self._new()}
             except OSError as error:
                 self._count(error)
-            self._thread = threading.Thread(target=self._follow, name="distsummary-on-alert", daemon=True)
+            self._thread = DaemonThread(self._follow, "distsummary-on-alert")
             self._thread.start()
             self._unsubscribe = on_termination(self._terminate)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.processes import is_alive
+from distsummary.base.threads import DaemonThread
 from distsummary.rundir.attempts import (
     Registration,
     find_attempt,
@@ -61,10 +62,14 @@ class AggregatorProcess:
         self._base, self._backoff_s = run_dir.base, backoff_s
         package = str(Path(__file__).parents[2])
         self._command = command or [sys.executable, "-P", "-c", _CODE, package, str(run_dir.base)]
-        self.has_failed = False  # it died so often that it is not started again
+        self.has_failed = False  # it is not started again, having died often or since this process ends
         self._is_hurried, self._runs = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="distsummary-aggregator", daemon=True)
+        self._thread = DaemonThread(self._keep, "distsummary-aggregator")
         self._thread.start()
+        # Without a thread that waits for it, the child is left alone: it ends with the run.
+        if self._thread.is_deferred:
+            self._thread.is_deferred, self.has_failed = False, True
+            self._start()
 
     @property
     def is_kept(self) -> bool:
@@ -101,9 +106,7 @@ class AggregatorProcess:
     def _run(self) -> str:
         """Run the child to its end; returns how it failed, empty if the run is over and merged."""
         try:
-            child = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-            )
+            child = self._start()
         except OSError as error:
             return f"cannot be started ({error.strerror})"
         self._runs.set()
@@ -112,6 +115,11 @@ class AggregatorProcess:
         if code < 0:
             return f"was ended by {signal.Signals(-code).name}"
         return f"ended with exit code {code}" if code else ""
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        )
 
 
 class ProcessCoordinator(LocalCoordinator):

@@ -8,17 +8,19 @@ from collections.abc import Callable
 from distsummary.base.processes import in_ray, ipython_shell
 
 _open: list[weakref.WeakMethod[Callable[[], object]]] = []
-_is_registered = False
+_registered: bool | None = None  # whether that was in Ray; None: not yet
 
 
 def close_at_exit(close: Callable[[], object]) -> None:
-    """Call a bound method when the interpreter ends, if its object is still there."""
-    global _is_registered
+    """Call a bound method when the interpreter ends, if its object still is; again: before the others."""
+    global _registered
     # The newest handler runs first: registered again after Ray's handlers, this one runs before them.
-    if not _is_registered or (in_ray() and not _open):
+    now = in_ray()
+    if _registered is None or (now and not (_registered and _open)):
         atexit.unregister(_close_all)
         atexit.register(_close_all)
-        _is_registered = True
+        _registered = now
+    is_closed(close)
     _open.append(weakref.WeakMethod(close, _open.remove))
 
 

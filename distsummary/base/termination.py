@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import FrameType
 
 from distsummary.base.guard import Guard
+from distsummary.base.threads import DaemonThread
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class _Listener:
         self._callbacks: list[tuple[Callable[[Terminated], None], bool]] = []
         self._handled: list[signal.Signals] = []
         self._reader = self._writer = -1
-        self._thread: threading.Thread | None = None
+        self._thread: DaemonThread | None = None
         self._is_ending = False
         self.guard = Guard()
         self._masks = threading.local()
@@ -82,7 +83,7 @@ class _Listener:
             os.set_blocking(self._writer, False)
         if (free or self._handled) and self._thread is None:
             listen = self.guard.wrap("listening to signals", self._listen)
-            self._thread = threading.Thread(target=listen, name="distsummary-signals", daemon=True)
+            self._thread = DaemonThread(listen, "distsummary-signals")
             self._thread.start()
         for number in free:
             signal.signal(number, self._handler)

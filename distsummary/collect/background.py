@@ -15,6 +15,7 @@ from typing import NamedTuple
 from distsummary.base.at_exit import close_at_exit, is_closed
 from distsummary.base.failures import LOOK_S, BoundedWait, Failures
 from distsummary.base.health import Health
+from distsummary.base.threads import DaemonThread
 from distsummary.errors import ClosedError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Background:
         self._room = BoundedWait(self._changed, lambda: self._done)
         self._is_closed = False
         self._job: _Job | None = None  # the one that runs
-        self._thread: threading.Thread | None = None
+        self._thread: DaemonThread | None = None
         self._pid = os.getpid()
         close_at_exit(self.close)
 
@@ -99,7 +100,7 @@ class Background:
                 on_failure(reason)
                 return
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="distsummary-files", daemon=True)
+                self._thread = DaemonThread(self._run, "distsummary-files")
                 self._thread.start()
             self._jobs.append(_Job(name, job, nbytes, on_failure))
             self._held_bytes += nbytes
@@ -109,6 +110,8 @@ class Background:
     def flush(self) -> None:
         """Return when every job has run; raises the errors of `submit`."""
         self._check()
+        if (thread := self._thread) is not None and thread.is_deferred:
+            thread.join()
         with self._changed:
             self._changed.wait_for(lambda: self._done == self._accepted)
         self._failures.raise_last()

@@ -182,8 +182,6 @@ class CollectorCallback(Callback):
             call("heartbeats", session.begin_heartbeats, self._schedule.receive, begun)
             call("the attempt", self._publish_attempt, session)
         session.phase = "training"
-        while self._early:
-            call("alerts", session.report_alert, *self._early.pop(0))
         call("the watcher", session.watch_steps, partial(self._place, session, params))
         is_one_of_several = session.topology.world_size > 1 and session.topology.role == "train"
         report = session.report_parts if is_one_of_several else None
@@ -267,7 +265,7 @@ class CollectorCallback(Callback):
         return topology
 
     def _open(self, topology: Topology, past: Past | None = None) -> Session:
-        return Session(
+        session = Session(
             self.run_dir,
             topology,
             self._settings,
@@ -276,6 +274,9 @@ class CollectorCallback(Callback):
             overhead=self.recorder.overhead,
             past=past,
         )
+        while self._early:
+            self._failures.call("alerts", session.report_alert, *self._early.pop(0))
+        return session
 
     def _compare(self, session: Session, network: Any) -> None:
         """Record what distinguishes this rank from the others, where it should not differ."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from distsummary.base.failures import Failures
+from distsummary.base.threads import DaemonThread
 from distsummary.rundir.deal import FIRST, Deal, Heartbeat
 from distsummary.rundir.timeouts import BEAT_S
 
@@ -55,7 +56,7 @@ class Pulse:
         # The steps of the newest heartbeats, and when they were sent: as many as WINDOW_S has.
         self._beats = deque([Beat(step, clock())], maxlen=1 + round(WINDOW_S / BEAT_S))
         self._is_stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="distsummary-heartbeat", daemon=True)
+        self._thread = DaemonThread(self._run, "distsummary-heartbeat")
         self._thread.start()
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from distsummary.base.failures import Failures
 from distsummary.base.interrupts import AGAIN_S, interrupts_after, is_of_signal
 from distsummary.base.termination import END_S, Terminated, on_termination
+from distsummary.base.threads import DaemonThread
 from distsummary.collect.background import joined_in_time, place_of
 from distsummary.collect.provenance import error_text
 from distsummary.errors import WriteError
@@ -62,7 +63,7 @@ class SessionEnd:
         self._pid = os.getpid()
         # A signal may end the session from a thread, and a user's handler within `close`.
         self._closing = threading.RLock()
-        self._thread: threading.Thread | None = None
+        self._thread: DaemonThread | None = None
         self._error: BaseException | None = None
         self._part = ""  # the name of the one that runs
         self._deadline_s = math.inf
@@ -126,15 +127,10 @@ class SessionEnd:
         # Begin the end, again if an earlier attempt has failed; one that still runs is awaited.
         if self._thread is None or self._error is not None:
             self._error = None
-            self._thread = threading.Thread(target=run, name="distsummary-end", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:
-                # The interpreter is ending, and starts no thread.
-                run()
-                self._thread = None
+            self._thread = DaemonThread(run, "distsummary-end")
+            self._thread.start()
         thread = self._thread
-        if thread is not None and not joined_in_time(thread, self._progress, END_S, self.deadline_s):
+        if not joined_in_time(thread, self._progress, END_S, self.deadline_s):
             # Nothing is written any more: let the writer drop what it waits for, which may free the end.
             until = time.monotonic() + GIVE_UP_S
             place = f"{self._part} is at {place_of(thread)}"

@@ -23,6 +23,7 @@ import psutil
 
 from distsummary.base.failures import Failures
 from distsummary.base.publish import replacing
+from distsummary.base.threads import DaemonThread
 from distsummary.collect.crash_log import CrashLog
 from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, ProcessGroup, RankReport
@@ -186,7 +187,7 @@ class Watcher:
         if not is_alone:
             self._crash_log = failures.call("crash.txt", CrashLog, directory, attempt, self._thread_id)
         self._is_stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="distsummary-watcher", daemon=True)
+        self._thread = DaemonThread(self._run, "distsummary-watcher")
         self._thread.start()
 
     def stop(self, error: BaseException | None = None) -> None:

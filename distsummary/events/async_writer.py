@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 from distsummary.base.at_exit import close_at_exit, is_closed
 from distsummary.base.failures import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, error_line
 from distsummary.base.health import Health
+from distsummary.base.threads import DaemonThread
 from distsummary.errors import ClosedError, WriteError
 from distsummary.events.closing_line import ClosingLine
 from distsummary.events.spec import DROP, WriterSpec
@@ -107,7 +108,7 @@ class AsyncWriter:
         self._pid = os.getpid()
         self._set_fast_until()
         _living.add(self)
-        self._thread = threading.Thread(target=self._run, name="distsummary-writer", daemon=True)
+        self._thread = DaemonThread(self._run, "distsummary-writer")
         self._thread.start()
         close_at_exit(self.close)
 
@@ -372,6 +373,8 @@ class AsyncWriter:
             self._writer.hurry(is_closing=True)
             self._changed.notify_all()
             try:
+                if self._thread.is_deferred:
+                    self._thread.join()
                 self._wait_for_end()
             except BaseException as error:
                 # Such as Ctrl-C: what still waits is dropped and counted before it is raised again.

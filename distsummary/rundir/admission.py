@@ -8,6 +8,7 @@ already, and a run dir that is not shared.
 import os
 import platform
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -49,17 +50,25 @@ class Admission:
     """
 
     _open: ClassVar[dict[tuple[str, int], "Admission"]] = {}  # trainings of this process that have begun
+    _made: ClassVar[list[weakref.ref["Admission"]]] = []  # those that may have values before they begin
 
     def __init__(self, run_dir: RunDir, topology: Topology, *, door: str, resumes: bool) -> None:
         self.run_dir, self.topology = run_dir, topology
         self._door, self._resumes, self._pid = door, resumes, os.getpid()
         self._key = str(run_dir.base), topology.rank
+        self._has_waiting: Callable[[], bool] = lambda: False
+
+    def made(self, has_waiting: Callable[[], bool]) -> None:
+        """Called when the training can take values; `has_waiting`: whether it has some, and has not begun."""
+        if self.topology.role == "train":
+            self._has_waiting = has_waiting
+            self._made.append(weakref.ref(self, self._made.remove))
 
     def begin(self) -> None:
         """Called before the first step; raises RunDirError if another training was begun in the meantime."""
         if self.topology.role == "train":
             if not self._resumes:
-                self.refuse_open()
+                self._refuse(self._open.get(self._key))
             self._open[self._key] = self
 
     def end(self) -> None:
@@ -72,7 +81,11 @@ class Admission:
 
         The manifest cannot distinguish trainings of one process: it names the process of a rank.
         """
-        found = self._open.get(self._key)
+        made = [other for reference in [*self._made] if (other := reference()) is not None]
+        waiting = [other for other in made if other._key == self._key and other._has_waiting()]
+        self._refuse(self._open.get(self._key, waiting[-1] if waiting else None))
+
+    def _refuse(self, found: "Admission | None") -> None:
         if found is not None and found._pid == os.getpid():
             raise RunDirError(
                 f"the run {self.run_dir.base} is open in this process (by {found._door}); close it first: "

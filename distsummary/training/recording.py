@@ -90,6 +90,7 @@ class Recording(abc.ABC):
             report_finding=weakly(self._report_finding, lambda *finding: None),
         )
         self._is_closed = self._is_stepped = self._is_forked = False
+        self._has_alerts = False
         self._inherited_dir: Path | None = None  # set in a forked child
         self._forks = Forks()
         register_for_forks(self)
@@ -314,6 +315,7 @@ class Recording(abc.ABC):
 
     def _report(self, cause: str, evidence: str, level: str) -> None:
         for recorder in self._recorders():
+            self._has_alerts = True
             if not self._own_guard.done("alerts", recorder.alert, cause, self.step, evidence, level):
                 self._drop({"alert": 1})
 

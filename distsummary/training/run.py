@@ -168,11 +168,13 @@ class Run(Recording):
         self._error: BaseException | None = None  # the next call raises it
         self._is_training = self._is_ended = False
         self._is_epoch_begun = False
-        self._in_epochs = self._is_evaluating = self._is_registered = False
+        self._in_epochs = self._is_evaluating = self._has_called = False
         self._pid = os.getpid()
         self._phases: Phases | None = None  # measured from two ranks on, to find the one that is slow
         self._measured: list[Any] = []  # what reports to them from torch
         self._body = REST  # the phase with which the body of a step begins
+        # Values may be given before any hook is called, and are recorded then.
+        close_at_exit(self._close_at_exit)
 
     @property
     def rank(self) -> int:
@@ -188,6 +190,10 @@ class Run(Recording):
     def epoch(self) -> int:
         """The current epoch as callbacks see it: counted from 1, 0 before the first."""
         return int(self._params.cur_epoch_num)
+
+    def has_waiting(self) -> bool:
+        """Whether values were given that are recorded when the first step begins, or else at the end."""
+        return not self._is_training and not self._is_closed and (bool(self._given) or self._has_alerts)
 
     @property
     def context(self) -> RunContext:
@@ -442,7 +448,7 @@ class Run(Recording):
             self._raise_kept()
         if self._is_closed:
             return
-        if self._given and not self._is_training:
+        if self.has_waiting():
             if self._callbacks.is_entered:
                 # The run only evaluated: record the values together with its evaluations.
                 self._record_given()
@@ -675,9 +681,9 @@ class Run(Recording):
             self._finite.is_over = True
             self._leave(error)
             raise
-        if not self._is_registered:
-            # Only now: the first hook of the callbacks has opened writers, which are closed after this run.
-            self._is_registered = True
+        if not self._has_called:
+            # Again: the first hook of the callbacks has opened writers, which are closed after this run.
+            self._has_called = True
             close_at_exit(self._close_at_exit)
 
     def _enter(self) -> None:
@@ -687,6 +693,12 @@ class Run(Recording):
     def _leave(self, error: BaseException | None) -> None:
         if os.getpid() != self._pid:
             return
+        if self.has_waiting() and not self._callbacks.is_entered:
+            # What was given before the first step is recorded, too, whatever ends the run.
+            try:
+                self._begin_epoch(())
+            except Exception as another:
+                logger.exception("a callback failed at the begin of the run: %s", another)
         if not self._is_closed:
             # What forked children dropped is counted while the run is open, in the health of its recorder.
             self._count_forked()
@@ -726,10 +738,12 @@ class Run(Recording):
 
     def __del__(self) -> None:
         """Close, in a thread, a run that nothing refers to any more, such as one that an exception left."""
-        if getattr(self, "_is_registered", False) and not self._is_closed and os.getpid() == self._pid:
-            # While the interpreter is ending, no thread can be started.
+        if not hasattr(self, "_body") or os.getpid() != self._pid:
+            return  # the constructor has raised, or it is the parent's
+        if (self._has_called and not self._is_closed) or self.has_waiting():
+            # The process waits for this thread. While the interpreter is ending, none can be started.
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=self._close_at_exit, name="distsummary-end", daemon=True).start()
+                threading.Thread(target=self._close_at_exit, name="distsummary-end").start()
 
     def _close_at_exit(self) -> None:
         if (error := process_error()) is not None:

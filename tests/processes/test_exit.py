@@ -11,6 +11,7 @@ from distsummary.events.index import is_index
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import RunState, read_run
+from distsummary.runs.recorded_run import open_run
 from distsummary.training.callbacks import CallbackParams, RunContext
 from tests.manifests import whole_manifest
 from tests.patience import PATIENCE_S
@@ -41,6 +42,66 @@ def test_a_run_that_no_one_closes_is_closed_at_the_exit_of_the_process(
 
     error = None if is_complete else "ZeroDivisionError: division by zero"
     assert rank["health"].get("error") == error
+
+
+BEFORE_A_STEP = """
+import sys, threading
+import numpy as np
+import distsummary as ds
+
+# As in Python 3.12, which starts no thread once the main thread has ended.
+start = threading.Thread.start
+def start_while_main_runs(thread):
+    if not threading.main_thread().is_alive():
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    start(thread)
+
+if sys.argv[3] == "no threads":
+    threading.Thread.start = start_while_main_runs
+
+def begun():
+    return ds.init(sys.argv[1], quiet=True, system_metrics=False)
+
+def of_function():
+    begun().log(acc=0.5)
+
+run = begun()
+exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "plugin", "state"),
+    [
+        ("run.log(acc=0.5)", "scalar", "finished"),
+        ("run.text('note', 'hello')", "text", "finished"),
+        ("[run.image(f'i{i}', np.zeros((4, 4), 'uint8')) for i in range(3)]", "image", "finished"),
+        ("run.histogram('h', np.arange(4.0))", "histogram", "finished"),
+        ("run.audio('a', np.zeros(9), 8000)", "audio", "finished"),
+        ("threading.Thread(target=run.log, kwargs={'acc': 0.5}).start()", "scalar", "finished"),
+        ("run.log(acc=0.5); del run", "scalar", "finished"),
+        ("del run; of_function()", "scalar", "finished"),
+        ("run.log(acc=0.5); sys.exit(3)", "scalar", "finished"),
+        ("run.log(acc=0.5); raise ValueError('no')", "scalar", "failed"),
+        ("run.log(acc=0.5); raise KeyboardInterrupt", "scalar", "interrupted"),
+        ("with run: run.log(acc=0.5); raise ValueError('no')", "scalar", "failed"),
+        ("run.alert('look', level='warning')", "alert", "finished"),
+    ],
+)
+def test_what_was_given_before_any_step_is_recorded_when_the_process_ends(tmp_path, given, plugin, state):
+    run_python("-c", BEFORE_A_STEP, tmp_path, given, "threads", code=None)
+    recorded = open_run(tmp_path)
+    assert recorded.state == state
+    found = [verdict.cause for verdict in recorded.verdicts] if plugin == "alert" else recorded.tags[plugin]
+    assert len(found) == (3 if plugin == "image" else 1)
+
+
+@pytest.mark.parametrize("given", ["run.log(acc=0.5)", "with run.eval() as one: one.log(acc=0.5)"])
+def test_a_run_begins_at_the_exit_although_the_interpreter_starts_no_threads(tmp_path, given):
+    done = run_python("-c", BEFORE_A_STEP, tmp_path, given, "no threads")
+    assert "thread" not in done.stderr
+    place = tmp_path / "eval" if "eval" in given else tmp_path
+    assert "acc" in {tag.rsplit("/")[-1] for tag in open_run(place).scalars()["tag"]}
 
 
 LONG = """

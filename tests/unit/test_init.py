@@ -166,6 +166,9 @@ def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
     reported = (
         r"is open in this process \(by the run made at .*test_init.py:\d+\); close it first: run.close\(\)"
     )
+    run.text("note", "given before the first step")
+    with pytest.raises(RunDirError, match=reported):
+        ds.init(nasty_tmp_path)
     batches = run.steps(range(9))
     next(batches)
     run.log(loss=0.0)

@@ -1,0 +1,30 @@
+"""DaemonThread, where the system starts no further thread."""
+
+import logging
+import threading
+
+import pytest
+
+from distsummary.base.threads import DaemonThread
+
+
+def test_work_without_a_thread_is_done_once_by_the_thread_that_joins_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[int] = []
+    monkeypatch.setattr(threading.Thread, "start", start)
+    thread = DaemonThread(lambda: done.append(threading.get_ident()), "distsummary-test")
+    with caplog.at_level(logging.WARNING):
+        thread.start()
+    assert thread.is_alive()
+    assert done == []
+    for _ in range(2):
+        thread.join()
+        assert not thread.is_alive()
+    assert done == [threading.get_ident()]
+    assert caplog.messages == [
+        "distsummary-test: can't start new thread; its work is done when the run is closed"
+    ]
