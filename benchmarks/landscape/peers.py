@@ -176,11 +176,10 @@ class Ours:
             x=axis(SIZE), y=axis(SIZE), points=np.zeros((1, 2)),
         )  # fmt: skip
         task = Task(model=model, loss_fn=loss_fn, batches=[batch], planes=[plane])
-        threads = torch.get_num_threads()
         if engine:
-            choice = named_choice(engine, threads)
+            choice = named_choice(engine)
         else:
-            choice = choose_engine(task, device=device, points=PLANNED_POINTS, threads=threads).choice
+            choice = choose_engine(task, device=device, points=PLANNED_POINTS).choice
         self.inner = open_engine(replace(task, choice=choice), device)
         self.inner.set_plane(problem.state, directions)
         self.engine = self.inner.name
@@ -192,14 +191,14 @@ class Ours:
     check = Plain.check
 
 
-def named_choice(text: str, threads: int) -> Any:
+def named_choice(text: str) -> Any:
     """The engine of `graph+x17+channels_last`."""
     from distsummary.landscapes.engines.engine_choice import EngineChoice
 
     name, *rest = text.split("+")
     chunk = next((int(word[1:]) for word in rest if word[1:].isdigit()), 1)
     options = tuple(word for word in rest if not word[1:].isdigit())
-    return EngineChoice(engine=name, chunk=chunk, options=options, threads=threads)
+    return EngineChoice(engine=name, chunk=chunk, options=options)
 
 
 def open_mindspore(path: str) -> Own:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from distsummary.base.checked_json import parse_json
@@ -30,6 +30,8 @@ _AGREED = (
     ("algorithm", "network"),
 )
 _COUNTED = (("hyper_parameters", "batch_size"), ("train_dataset", "train_dataset_size"))
+_VALIDATED = ("valid_dataset", "valid_dataset_path")
+_VALIDATED_SIZE = ("valid_dataset", "valid_dataset_size")
 
 
 class Conflict(NamedTuple):
@@ -64,6 +66,10 @@ class Conflict(NamedTuple):
         said = [f"{value} on {_ranks(found)}" for value, found in list(ranks.items())[:3]]
         more = f" and {len(ranks) - 3} more values" if len(ranks) > 3 else ""
         return f"{self.field.removeprefix(CUSTOM)} ({'; '.join(said)}{more})"
+
+
+# What the values of a field become, of which disagreements are noted; None: nothing is written.
+How: TypeAlias = Callable[[str, ByRank, list[Conflict]], Any]
 
 
 def merge_lineage(lineages: Mapping[int, Lineage], world_size: int) -> tuple[Lineage, list[Conflict]]:
@@ -159,14 +165,12 @@ def _merge_train(
     messages: dict[int, lineage_pb2.TrainLineage], world_size: int, split: bool, conflicts: list[Conflict]
 ) -> lineage_pb2.TrainLineage:
     merged = lineage_pb2.TrainLineage()
-    for group, name in _AGREED:
-        _set(merged, group, name, _agreed(f"{group}.{name}", _collect(messages, group, name), conflicts))
+    for place in _AGREED:
+        _merge_field(merged, place, messages, _agreed, conflicts)
     # Sizes add up if each rank reads its own part of the dataset.
-    for group, name in _COUNTED:
-        count = _total if split else _agreed
-        _set(merged, group, name, count(f"{group}.{name}", _collect(messages, group, name), conflicts))
-    losses = _collect(messages, "algorithm", "loss")
-    _set(merged, "algorithm", "loss", _mean("algorithm.loss", losses, conflicts))
+    for place in _COUNTED:
+        _merge_field(merged, place, messages, _total if split else _agreed, conflicts)
+    _merge_field(merged, ("algorithm", "loss"), messages, _mean, conflicts)
     merged.hyper_parameters.device_num = world_size
     # The model of the lowest rank counts, but preferably one that has a size.
     models = [message.model for message in messages.values() if message.HasField("model")]
@@ -211,11 +215,8 @@ def _merge_evaluation(
             written[name] = value
     if len(texts) > len(unreadable):
         merged.metric = json.dumps(written, allow_nan=False)
-    group = "valid_dataset"
-    path, size = (_collect(messages, group, f"valid_dataset_{name}") for name in ("path", "size"))
-    _set(merged, group, "valid_dataset_path", _agreed(f"{group}.valid_dataset_path", path, conflicts))
-    count = _total if split else _agreed
-    _set(merged, group, "valid_dataset_size", count(f"{group}.valid_dataset_size", size, conflicts))
+    _merge_field(merged, _VALIDATED, messages, _agreed, conflicts)
+    _merge_field(merged, _VALIDATED_SIZE, messages, _total if split else _agreed, conflicts)
     return merged
 
 
@@ -248,24 +249,19 @@ def _ranks(ranks: list[int]) -> str:
     return f"{len(ranks)} ranks ({named})"
 
 
-def _collect(messages: Mapping[int, Any], group: str, name: str) -> ByRank:
-    """Rank -> value of `<group>.<name>`, for the ranks that set it."""
-    return {
-        rank: getattr(getattr(message, group), name)
-        for rank, message in messages.items()
-        if getattr(message, group).HasField(name)
-    }
-
-
-def _set(message: Any, group: str, name: str, value: Any) -> None:
-    if value is not None:
-        setattr(getattr(message, group), name, value)
+def _merge_field(
+    merged: Any, place: tuple[str, str], messages: Mapping[int, Any], how: How, conflicts: list[Conflict]
+) -> None:
+    """Set the field `<group>.<name>` of the merged message to what `how` makes of the ranks that set it."""
+    group, name = place
+    parts = {rank: getattr(message, group) for rank, message in messages.items()}
+    by_rank = {rank: getattr(part, name) for rank, part in parts.items() if part.HasField(name)}
+    if by_rank and (value := how(f"{group}.{name}", by_rank, conflicts)) is not None:
+        setattr(getattr(merged, group), name, value)
 
 
 def _agreed(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> Any:
-    """The value of the lowest rank; None if no rank has one, or if that value is a non-finite number."""
-    if not by_rank:
-        return None
+    """The value of the lowest rank; None if it is a non-finite number."""
     said = {rank: _as_json(value) for rank, value in by_rank.items()}
     first = next(iter(by_rank.values()))
     is_writable = not isinstance(first, float) or math.isfinite(first)
@@ -275,8 +271,6 @@ def _agreed(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> Any:
 
 
 def _total(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> int | None:
-    if not by_rank:
-        return None
     total = sum(by_rank.values())
     if total > MAX_INT32:
         conflicts.append(Conflict(f"{field} (the sum exceeds int32)", dict(by_rank)))
@@ -285,8 +279,6 @@ def _total(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> int | None
 
 
 def _mean(field: str, by_rank: ByRank, conflicts: list[Conflict]) -> float | None:
-    if not by_rank:
-        return None
     values = list(by_rank.values())
     if not all(math.isfinite(value) for value in values):
         said = {rank: _as_json(value) for rank, value in by_rank.items()}

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import re
 import shutil
 import time
 from collections.abc import Collection, Mapping
@@ -18,7 +17,7 @@ from distsummary.events.files import Files
 from distsummary.events.index import index_closed
 from distsummary.events.reader import Damage, read_file
 from distsummary.events.segment import Segment
-from distsummary.events.segments import SegmentName, lineage_files, next_stamp, segments
+from distsummary.events.segments import SegmentName, lineage_files, next_stamp, segments, source_of
 from distsummary.events.spec import WriterSpec
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import EventEncoder, Refusal
@@ -30,12 +29,11 @@ from distsummary.format.records import DIALECTS, HPARAMS, MINDSPORE, TENSORBOARD
 MERGED = "merged"  # takes the place of the rank in the names of merged files
 _LINEAGE = "lineage"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MERGED_NAME = re.compile(rf"summary\.\d{{1,10}}\.{MERGED}\.|tfevents\.\d{{1,10}}\..*\.{MERGED}$")
 
 
 def is_merged(path: Path) -> bool:
     """Whether an event file was written by a merge, according to its name."""
-    return _MERGED_NAME.search(path.name) is not None
+    return source_of(path.name) == MERGED
 
 
 def other_segments(directory: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from distsummary.errors import MissingFileError, RunDirError
 from distsummary.events.files import Files
 from distsummary.events.reader import Damage, ReadEvent, read_directory
 from distsummary.events.segment import is_live
-from distsummary.events.segments import SegmentName, segments, stamp_of
+from distsummary.events.segments import SegmentName, segments, source_of, stamp_of
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
@@ -36,11 +36,6 @@ from distsummary.format.records import (
 from distsummary.rundir.run_dir import RunDir
 
 _FORMATS = {MINDSPORE: mindspore_format, TENSORBOARD: tensorboard_format}
-# For each dialect, finds the part of a file name that identifies the writer.
-_SOURCES = (
-    re.compile(r"summary\.\d+\.([^.]+)\.[^.]+_MS$"),
-    re.compile(r"tfevents\.\d+\.[^.]+\.\d+\.([^.]+)$"),
-)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,8 +143,7 @@ def _convert(directory: Path, target: Path, source: str, to: str, files: Files) 
     if first is not None:
         # The name of the new file takes its stamp (a time) and its writer from the oldest source file.
         oldest = segments(directory, source)[0].name
-        writers = [match[1] for pattern in _SOURCES if (match := pattern.search(oldest))]
-        writer = re.sub(r"[^0-9A-Za-z-]", "-", writers[0]) if writers else "0"
+        writer = re.sub(r"[^0-9A-Za-z-]", "-", source_of(oldest) or "0")
         name = SegmentName(source=writer, host=files.host(), pid=files.pid())
         ensure_directory(target)
         done.file = target / name.file_name(to, stamp_of(oldest) or 0)

@@ -131,19 +131,7 @@ class AsyncWriter:
                 with self._changed:
                     self._changed.notify_all()
             return
-        self._check({"scalar": count})
-        size = NUMBER_BYTES * count + ROW_BYTES
-        if size > self._most_bytes:
-            [event] = events_of(Scalars(tags, row))
-            self.write(event)
-            return
-        with self._changed:
-            self._given_rows += count
-            if self._finds_room(size, {"scalar": count}):
-                self._put += size
-                self._queue.append((tags, row))
-            self._set_fast_until()
-            self._changed.notify_all()
+        self.write_rows(tags, row)
 
     def write_rows(self, tags: tuple[str, ...], rows: bytes) -> None:
         """Queue events of the same scalars, packed one after the other; raises what `write` raises."""

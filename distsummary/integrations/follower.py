@@ -257,7 +257,7 @@ def stop_following(follower: Follower | None = None) -> None:
 
 def report(prefix: str, values_of: Callable[..., Mapping[str, Any]], *args: Any, **named: Any) -> None:
     """Record the numbers of a call to somebody else at the step at which it comes; see `Follower.report`."""
-    if (follower := _follower) is not None and not is_compiled():
+    if follower := _active():
         follower.call(follower.report, prefix, values_of, *args, **named)
 
 
@@ -282,12 +282,12 @@ def follow(optimizer: Optimizer) -> None:
         optimizer.step = MethodType(method, optimizer)  # type: ignore[method-assign]
 
 
-def is_compiled() -> bool:
-    """Whether torch.compile traces this, or runs what it has left out of the graph of a compiled function.
+def _active() -> Follower | None:
+    """The current follower, but not while torch.compile traces this, or runs what it has left out of a graph.
 
     There it would compile the follower's own code. So the steps of such a function are not followed.
     """
-    return is_compiling() or get_eval_frame_callback() is not None
+    return None if is_compiling() or get_eval_frame_callback() is not None else _follower
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:
@@ -300,8 +300,8 @@ def _between(call: Callable[..., Any], begin: str, end: str) -> Callable[..., An
 
     @functools.wraps(call)
     def wrapper(*args: Any, **named: Any) -> Any:
-        follower = _follower
-        if follower is None or follower.run is None or is_compiled():
+        follower = _active()
+        if follower is None or follower.run is None:
             return call(*args, **named)
         run = follower.run
         follower.call(getattr(run, begin))
@@ -316,8 +316,7 @@ def _between(call: Callable[..., Any], begin: str, end: str) -> Callable[..., An
 def _backward(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> Any:
-        follower = _follower
-        if follower is None or is_compiled():
+        if (follower := _active()) is None:
             return call(tensors, grad_tensors, *args, **named)
         follower.call(follower.begin_backward, tensors, grad_tensors)
         try:
@@ -340,8 +339,7 @@ def _steps(decorator: Callable[..., Any]) -> Callable[..., Any]:
 def _step(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def step(self: Optimizer, *args: Any, **named: Any) -> Any:
-        follower = _follower
-        if follower is None or is_compiled():
+        if (follower := _active()) is None:
             return call(self, *args, **named)
         closure = args[0] if args else named.get("closure")
         follower.call(follower.begin_step, self, closure is not None)
@@ -363,7 +361,7 @@ def follow_clip(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def clip_grad_norm_(*args: Any, **named: Any) -> Any:
         norm = call(*args, **named)
-        if (follower := _follower) is not None and not is_compiled():
+        if follower := _active():
             follower.call(follower.note_norm, norm)
         return norm
 
@@ -377,7 +375,7 @@ def _clip_with(call: Callable[..., Any]) -> Callable[..., Any]:
     def clip_grads_with_norm_(
         parameters: Any, max_norm: float, total_norm: Any, *args: Any, **named: Any
     ) -> Any:
-        if (follower := _follower) is not None and not is_compiled():
+        if follower := _active():
             follower.call(follower.note_norm, total_norm)
         return call(parameters, max_norm, total_norm, *args, **named)
 
@@ -390,7 +388,7 @@ def follow_scale(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def scale(self: Any, outputs: Any) -> Any:
         scaled = call(self, outputs)
-        if (follower := _follower) is not None and not is_compiled():
+        if follower := _active():
             follower.call(follower.note_scaled, outputs, scaled)
         return scaled
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.errors import InvalidValueError
-from distsummary.model.metric import Array, LastUpdate, Metric, array_of
+from distsummary.model.metric import Array, LastUpdate, Metric, array_of, is_binary
 
 NORMALIZED = ("no_norm", "target", "prediction", "all")
 DECREASES = ("none", "mean", "sum", "mean_batch", "sum_batch", "mean_channel", "sum_channel")
@@ -175,7 +175,11 @@ class ConfusionMatrixMetric(Metric):
     def update(self, *inputs: Any) -> None:
         """Add predictions and labels, both (N, C, ...) of 0 and 1; raises InvalidValueError for others."""
         predicted, true = self._arrays(inputs, 2, PAIR)
-        if predicted.ndim < 2 or predicted.shape != true.shape or not _is_binary(predicted, true):
+        if (
+            predicted.ndim < 2
+            or predicted.shape != true.shape
+            or not (is_binary(predicted) and is_binary(true))
+        ):
             raise InvalidValueError(
                 f"{self._name} takes one-hot predictions and labels of the same shape (N, C, ...), got the "
                 f"shapes {predicted.shape} and {true.shape}"
@@ -240,10 +244,6 @@ def _reduced(measures: Array, decrease: str) -> tuple[Array, Array]:
             measures = np.divide(measures, counted, out=np.zeros_like(measures), where=counted > 0)
         is_measured = counted > 0
     return np.asarray(measures), np.asarray(counted)
-
-
-def _is_binary(*arrays: Array) -> bool:
-    return all(((array == 0) | (array == 1)).all() for array in arrays)
 
 
 class ROC(LastUpdate):

@@ -305,46 +305,28 @@ def _sources(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> l
                 found.append(fields | {"source": "ray.train"})
     distributed = getattr(modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        found.append(
-            (_local(environ, _VARIABLES["environment"]) if "RANK" in environ else {})
-            | {
-                "rank": distributed.get_rank(),
-                "world_size": distributed.get_world_size(),
-                "source": "torch.distributed",
-            }
-        )
+        names, place = _VARIABLES["environment"], (distributed.get_rank(), distributed.get_world_size())
+        found.append(_source("torch.distributed", *place, environ, names))
     communication = modules.get("mindspore.communication.management")
     if communication is not None and communication.GlobalComm.INITED:
-        found.append(
-            (_local(environ, _VARIABLES["mindspore"]) if "RANK_ID" in environ else {})
-            | {
-                "rank": communication.get_rank(),
-                "world_size": communication.get_group_size(),
-                "source": "mindspore.communication",
-            }
-        )
+        names, place = _VARIABLES["mindspore"], (communication.get_rank(), communication.get_group_size())
+        found.append(_source("mindspore.communication", *place, environ, names))
     for source, names in _VARIABLES.items():
         if names[0] in environ and names[1] in environ:
-            found.append(
-                {
-                    "rank": _number(environ, names[0], low=0),
-                    "world_size": _number(environ, names[1], low=1),
-                    "source": source,
-                    **_local(environ, names),
-                }
-            )
+            place = _number(environ, names[0], low=0), _number(environ, names[1], low=1)
+            found.append(_source(source, *place, environ, names))
             break
     return found
 
 
-def _local(environ: Mapping[str, str], names: tuple[str, str, str, str, str]) -> dict[str, int]:
-    fields = ("local_rank", "local_world_size", "node_rank")
-    lows = (0, 1, 0)
-    return {
-        key: _number(environ, name, low=low)
-        for key, name, low in zip(fields, names[2:], lows, strict=True)
-        if name in environ
-    }
+def _source(
+    source: str, rank: int, world_size: int, environ: Mapping[str, str], names: tuple[str, ...]
+) -> dict[str, Any]:
+    """The fields of Topology from one source; those on its node only if the variables describe the rank."""
+    fields = zip(("local_rank", "local_world_size", "node_rank"), names[2:], (0, 1, 0), strict=True)
+    has_variables = names[0] in environ
+    local = {k: _number(environ, n, low=low) for k, n, low in fields if has_variables and n in environ}
+    return {"rank": rank, "world_size": world_size, "source": source, **local}
 
 
 def _number(environ: Mapping[str, str], name: str, *, low: int) -> int:

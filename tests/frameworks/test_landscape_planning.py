@@ -115,8 +115,8 @@ def test_a_candidate_that_was_slowed_down_once_is_timed_again(monkeypatch: pytes
 
     monkeypatch.setattr(timing._Bench, "_time", timed)
     ticks = iter(np.arange(0, 100, 1e-3))
-    planned = choose_engine(task_of(make_net(Mlp)), points=MANY, threads=2, clock=lambda: float(next(ticks)))
-    assert (planned.choice.label, planned.choice.threads) == ("torch-graph", 2)
+    planned = choose_engine(task_of(make_net(Mlp)), points=MANY, clock=lambda: float(next(ticks)))
+    assert planned.choice.label == "torch-graph"
     assert planned.timings[planned.choice].point_s == 0.004
     assert reported == {"torch-row": [], "torch-graph": []}
 
@@ -124,8 +124,8 @@ def test_a_candidate_that_was_slowed_down_once_is_timed_again(monkeypatch: pytes
 def test_a_short_landscape_gets_the_row_engine_after_a_glance() -> None:
     net, calls = make_net(Mlp), []
     net.register_forward_hook(lambda *_: calls.append(1))
-    planned = choose_engine(task_of(net), threads=2, clock=iter(np.arange(0, 1, 1e-6)).__next__)
-    assert (planned.choice.engine, planned.choice.threads) == ("row", 2)
+    planned = choose_engine(task_of(net), clock=iter(np.arange(0, 1, 1e-6)).__next__)
+    assert planned.choice.engine == "row"
     assert not planned.timings
     assert len(calls) == 3 + 2 * 4  # the first batch is tried three times, two points see four batches
 
@@ -175,8 +175,8 @@ def test_where_memory_does_not_hold_the_row_engine_layers_move_one_by_one() -> N
     def loss_fn(model: Any, batch: Any) -> Any:
         raise MemoryError
 
-    planned = choose_engine(task_of(make_net(Mlp), BatchLoss(loss_fn)), points=MANY, threads=2)
-    assert planned.choice == EngineChoice(engine="inference", threads=2)
+    planned = choose_engine(task_of(make_net(Mlp), BatchLoss(loss_fn)), points=MANY)
+    assert planned.choice == EngineChoice(engine="inference")
 
 
 def test_what_the_models_own_code_raises_is_raised() -> None:

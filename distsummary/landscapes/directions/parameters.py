@@ -1,11 +1,11 @@
 """Finds the parameters that a landscape varies ("moves"), their names, and the axes of their filters."""
 
-import difflib
 import logging
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -227,16 +227,11 @@ def select(
 def near(pattern: str, names: Sequence[str]) -> list[str]:
     """Up to five names with a part similar to `pattern`, best first; if there are none, the first names."""
     plain = re.sub(r"\W+", ".", pattern).strip(".").lower()
-    matcher = difflib.SequenceMatcher(b=plain)
-
-    def likeness(part: str) -> float:
-        matcher.set_seq1(part.lower())
-        return matcher.ratio()
-
-    parts = {part: likeness(part) for name in names for part in (name, *name.split("."))}
-    score = {name: max(parts[part] for part in (name, *name.split("."))) for name in names}
-    alike = sorted((name for name in names if score[name] >= NEAR), key=lambda name: -score[name])
-    return (alike or list(names))[:SHOWN]
+    parts = {name: (name.lower(), *name.lower().split(".")) for name in names}
+    known = dict.fromkeys(part for some in parts.values() for part in some)
+    close = get_close_matches(plain, known, SHOWN, NEAR)
+    alike = dict.fromkeys(name for part in close for name in names if part in parts[name])
+    return list(alike or names)[:SHOWN]
 
 
 def _search(pattern: str, names: Iterable[str]) -> list[str]:

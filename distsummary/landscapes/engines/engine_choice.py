@@ -46,20 +46,17 @@ class EngineChoice:
         engine: "naive", "row", "graph" or "inference", see `torch_engines`.
         chunk: points evaluated together; a row may be divided only at multiples of this number.
         options: some of OPTIONS, in that order.
-        threads: the number of torch's CPU threads in a worker.
         precision_error: the measured relative error of the losses if reduced precision was requested, else 0.
     """
 
     engine: str = "row"
     chunk: int = 1
     options: tuple[str, ...] = ()
-    threads: int = 1
     precision_error: float = 0.0
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)
         check_int("chunk", self.chunk, low=1)
-        check_int("threads", self.threads, low=1)
         check_type("options", self.options, tuple)
         for option in self.options:
             check_choice("options", option, OPTIONS)

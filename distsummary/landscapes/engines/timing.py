@@ -53,7 +53,6 @@ def choose_engine(
     *,
     device: str | None = None,
     points: int | None = None,
-    threads: int = 1,
     can_compile: bool | None = None,
     clock: Callable[[], float] | None = None,
 ) -> TimedChoice:
@@ -64,7 +63,6 @@ def choose_engine(
     Args:
         device: where the workers will compute; None means the model's device.
         points: the number of points to evaluate; None: all points of the task.
-        threads: the number of torch's threads in each worker.
         can_compile: whether torch.compile may be timed too, if there are enough points for it to pay; None:
             only if this machine has a C++ compiler and Python's headers.
         clock: returns seconds; None: CPU time on a CPU, else wall-clock time.
@@ -78,7 +76,7 @@ def choose_engine(
     bench = _Bench(task, plane, device, clock)
     try:
         planned = (
-            bench.choose(points, threads, has_compiler() if can_compile is None else can_compile)
+            bench.choose(points, has_compiler() if can_compile is None else can_compile)
             if task.choice is None
             else TimedChoice(choice=task.choice)
         )
@@ -90,7 +88,7 @@ def choose_engine(
             "the row engine does not fit in memory; using the inference engine, which writes the parameters "
             "of each point into the model's own memory"
         )
-        planned = TimedChoice(choice=EngineChoice(engine="inference", threads=threads))
+        planned = TimedChoice(choice=EngineChoice(engine="inference"))
     if task.evaluation.precision not in REDUCED:
         return planned
     choice = replace(planned.choice, precision_error=bench.precision_error(planned.choice))
@@ -116,9 +114,9 @@ class _Bench:
         """The plane's directions as arrays, made once for all candidates."""
         return self._plane.recipe.make(self._plane.states[-1])
 
-    def choose(self, points: int, threads: int, can_compile: bool) -> TimedChoice:
+    def choose(self, points: int, can_compile: bool) -> TimedChoice:
         """See `choose_engine`."""
-        row = EngineChoice(threads=threads)
+        row = EngineChoice()
         engine = self._open(row)
         try:
             self._clock = clock = self._given_clock or engine.clock
@@ -142,12 +140,11 @@ class _Bench:
             engine.close()
         # First the candidates are timed, then the compiled engine if these timings show that compiling can
         # pay, and last, once more, all that are close to the fastest.
-        todo = [replace(choice, threads=threads) for choice in todo]
         limit_s = budget_s(points, point_s)
         self._try_all(todo, limit_s)
         columns = len(self._plane.x)
         if can_compile and (found := compile_candidate(timings, points, columns, has_pictures=has_pictures)):
-            self._try(replace(found, threads=threads))
+            self._try(found)
         self._try_all(close(timings), limit_s)
         tolerance = LOOSE if self._task.evaluation.precision in REDUCED else EXACT
         choice = choose(timings, points, tolerance=tolerance)

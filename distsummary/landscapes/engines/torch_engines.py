@@ -82,7 +82,6 @@ class TorchEngine:
             task.names,
             device=device,
             training=task.mode == "mindspore",
-            threads=self.choice.threads,
             dtype=self._dtype,
             tf32=self._evaluation.precision == "tf32",
             in_place=self.choice.engine == "inference",

@@ -44,7 +44,6 @@ class Loan:
     Args:
         names: the parameters that the engine varies; raises InvalidValueError for unknown names.
         training: True puts the whole model into training mode, as MindSpore does; False into eval mode.
-        threads: the number of torch's threads on the CPU.
         dtype: the dtype of floating point values during the loan; None: unchanged.
         tf32: whether a GPU may round products to TF32.
         in_place: whether values are written to the user's own memory, which takes hardly any extra memory.
@@ -57,7 +56,6 @@ class Loan:
         *,
         device: str | None = None,
         training: bool = False,
-        threads: int = 1,
         dtype: torch.dtype | None = None,
         tf32: bool = False,
         in_place: bool = False,
@@ -88,10 +86,10 @@ class Loan:
                 warnings.filterwarnings(
                     "ignore", "RNN module weights are not part of single contiguous chunk"
                 )
-            # A fixed number of threads gives the same bits in every process.
+            # One thread gives the same bits in every process.
             if self.device.type == "cpu":
                 self._restore.callback(torch.set_num_threads, torch.get_num_threads())
-                torch.set_num_threads(threads)
+                torch.set_num_threads(1)
             for module in self.model.modules():
                 self._restore.callback(setattr, module, "training", module.training)
             self.model.train(training)

@@ -120,7 +120,7 @@ def test_short_landscapes_are_not_planned() -> None:
 
 
 def test_a_choice_survives_a_journal() -> None:
-    choice = EngineChoice(engine="graph", chunk=8, options=("channels_last",), threads=2)
+    choice = EngineChoice(engine="graph", chunk=8, options=("channels_last",))
     assert EngineChoice.from_dict(json.loads(json.dumps(choice.to_dict()))) == choice
     assert choice.label == "torch-graph x8 channels_last"
     with pytest.raises(InvalidValueError, match="unknown key 'speed'"):
