@@ -228,8 +228,11 @@ def _text(text: str) -> str:
         value = _VALUE.match(text, place) if level else None
         if value is not None:
             bare = value[0] if value["quoted"] is None else value["quoted"]
-            parts.append(value[0] if _KEPT[level].fullmatch(bare) else REDACTED)
-            place = value.end()
+            is_kept = _KEPT[level].fullmatch(bare)
+            parts.append(value[0] if is_kept else REDACTED)
+            # In JSON around a repr, such a quote may be a part of the value: it\\'s for it\'s.
+            is_end_unknown = not is_kept and bare.endswith("\\")
+            place = len(text) if is_end_unknown else value.end()
     return "".join([*parts, text[place:]])
 
 

@@ -119,7 +119,10 @@ def load_param_into_net(
     if hasattr(net, "param_groups"):
         unused = framework.load_optimizer(net, parameter_dict)
         return [], [name for name in unused if not name.startswith(TEXT)]
-    targets = dict(framework.tensors(net))
+    try:
+        targets = dict(framework.tensors(net))
+    except InvalidTypeError as error:
+        raise InvalidTypeError(f"net: {error}") from None
     source = {name: name for name in targets if name in parameter_dict}
     if not strict_load:
         source |= _by_common_prefix([name for name in targets if name not in source], parameter_dict, source)

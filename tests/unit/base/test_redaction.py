@@ -45,6 +45,8 @@ TEXTS = [  # a text, and the part that must go
     ("AuthenticationError: Incorrect API key provided: needle", "needle"),
     ("run --db-password needle --lr 1", "needle"),
     ("CalledProcessError: Command '['tool', '--token', 'proc-err-11']' returned 1.", "proc-err-11"),
+    (r"Namespace(password='it\'s-quoted-6', lr=0.1)", "s-quoted-6"),
+    (r'{"password": "ab\"cd-77"}', "cd-77"),
     ("InvalidToken: Fernet key secretKey -> 'arrow-15-zz'; api_key => \"arrow-16-zz\"", "arrow-16-zz"),
 ]
 COMMANDS = [  # the arguments of a program, and the part that must go

@@ -353,7 +353,7 @@ def test_bad_arguments_and_files_of_loading(tmp_path):
     refused(
         InvalidTypeError,
         (lambda: ds.load_checkpoint(1), "ckpt_file_name"),
-        (lambda: ds.load_checkpoint(path, net="net"), "model must be"),
+        (lambda: ds.load_checkpoint(path, net="net"), "net: model must be"),
         (lambda: ds.load_checkpoint(path, strict_load=1), "strict_load"),
         (lambda: ds.load_checkpoint(path, filter_prefix=1), "filter_prefix"),
         (lambda: ds.load_checkpoint(path, specify_prefix=[1]), "specify_prefix"),
