@@ -17,6 +17,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import grimp
+
 from benchmarks.zoo import costs, hangs, sick
 from benchmarks.zoo.launch import LAUNCHERS, run
 from benchmarks.zoo.plans import BUSY, FULL, RANKS, SMALL, STALLS, Schedule, episodes, stalls, steps_for
@@ -34,45 +36,25 @@ SMALLER = ("mlp", "fsdp2", "tp")  # also with faults of 10 %
 TIMED = ("mlp", "resnet-bn-local")  # on two ranks, of which `lost_s` is compared with what was slept
 LOST = Schedule(share=0.5, each=1, length=80)
 
-# Where the code is that decides a cell; of diagnosis, all but what decides other cells or words.
-_SICK = ("drift", "memory", "settings", "shard", "sick", "nonfinite")
-_DIAGNOSIS = ["distsummary/diagnosis/*.py"]
-_OTHERS = [f"distsummary/diagnosis/{name}.py" for name in (*_SICK, "diagnose", "ends", "sentence")]
-_STUCK = [
-    "distsummary/diagnosis/{stuck,stuck_files,crash,source_lines}.py",
-    "distsummary/aggregate/stuck_ranks.py",
-]
-_TIMES = [
-    "distsummary/training/timing/{phases,torch_phases,torch_waits,worker_queues,affordable,device_times}.py",
-    "distsummary/diagnosis/measured_steps.py",
-]
+# What decides a cell: files, and modules with all of ROOMS that they import.
+ROOMS = ("distsummary.diagnosis.", "distsummary.training.timing.", "distsummary.collect.compare.")
+_TIMES = ("distsummary.training.timing.torch_phases", "distsummary.training.timing.torch_waits")
+_SUMS = "distsummary.collect.compare.torch_checksums"
 CODE = {
-    "train": (["benchmarks/zoo/{rank,nets,data,faults}.py"], []),
+    "train": ("benchmarks/zoo/{rank,nets,data,faults}.py", ()),
     "slow": (
-        [*_TIMES, *_DIAGNOSIS, "distsummary/aggregate/judging.py", "benchmarks/zoo/{plans,verdicts}.py"],
-        [*_OTHERS, *_STUCK],
+        "distsummary/aggregate/judging.py benchmarks/zoo/{plans,verdicts}.py",
+        (*_TIMES, "distsummary.diagnosis.judge", "distsummary.diagnosis.cost"),
     ),
     "hang": (
-        [*_STUCK, "distsummary/collect/watcher.py", "benchmarks/zoo/hangs.py"],
-        [],
+        "distsummary/{aggregate/stuck_ranks,collect/watcher}.py benchmarks/zoo/hangs.py",
+        ("distsummary.diagnosis.stuck_files", "distsummary.diagnosis.crash"),
     ),
     "sick": (
-        [
-            *(f"distsummary/diagnosis/{name}.py" for name in _SICK),
-            "distsummary/aggregate/{judging,sick_ranks}.py",
-            "distsummary/collect/compare/{torch_checksums,batch_digest}.py",
-            "benchmarks/zoo/sick.py",
-        ],
-        [],
+        "distsummary/aggregate/{judging,like_ranks}.py benchmarks/zoo/sick.py",
+        ("distsummary.aggregate.sick_ranks", "distsummary.collect.compare.rank_checks"),
     ),
-    "cost": (
-        [
-            *_TIMES,
-            "distsummary/collect/compare/torch_checksums.py",
-            "benchmarks/zoo/{costs,nets,data}.py",
-        ],
-        [],
-    ),
+    "cost": ("benchmarks/zoo/{costs,nets,data}.py", (*_TIMES, _SUMS)),
 }
 
 
@@ -279,20 +261,29 @@ def key(*parts: str, training: str = "") -> str:
     """
     digest = hashlib.sha256()
     for part in parts:
-        included, excluded = CODE[part]
-        for path in sorted({*_files(included)} - {*_files(excluded)}):
+        for path in sorted(_files(part)):
             digest.update(f"{path.relative_to(ROOT)}\n{code(path)}\n".encode())
     if training:
         digest.update(code(ROOT / "benchmarks/zoo/trainings.py", training).encode())
     return digest.hexdigest()[:12]
 
 
-def _files(patterns: Iterable[str]) -> Iterator[Path]:
-    for pattern in patterns:
+def _files(part: str) -> set[Path]:
+    patterns, roots = CODE[part]
+    found = set()
+    for pattern in patterns.split():
         before, _, rest = pattern.partition("{")
         names, _, after = rest.partition("}")
-        for name in names.split(","):
-            yield from ROOT.glob(before + name + after)
+        found |= {ROOT / f"{before}{name}{after}" for name in names.split(",")}
+    for root in roots:
+        imported = (name for name in _imports().find_upstream_modules(root) if name.startswith(ROOMS))
+        found |= {ROOT / f"{name.replace('.', '/')}.py" for name in (root, *imported)}
+    return found
+
+
+@cache
+def _imports() -> grimp.ImportGraph:
+    return grimp.build_graph("distsummary", include_external_packages=False)
 
 
 def code(path: Path, training: str = "") -> str:
