@@ -8,6 +8,7 @@ from distsummary.aggregate.rank_columns import RecordedScalars
 from distsummary.aggregate.sick_ranks import SickRanks
 from distsummary.diagnosis.cost import Costs, joined, step_times
 from distsummary.diagnosis.judge import Judge, own_times
+from distsummary.diagnosis.same_steps import SameSteps
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import SLOW, Verdict
 from distsummary.format.own_tags import ALERT_RANK, ALERT_TEXT
@@ -36,7 +37,7 @@ class Judging:
             return self._meshes.place(attempt, rank).coordinates
 
         self._attempt, self._sick = attempt, SickRanks(self._meshes, attempt)
-        self._judge, self._costs = Judge(coordinates), Costs(coordinates)
+        self._judge, self._costs, self._same = Judge(coordinates), Costs(coordinates), SameSteps()
 
     def add(self, rows: RecordedScalars, attempt: int) -> list[Verdict]:
         """Judge some steps of an attempt; returns the verdicts that are new, and those that end."""
@@ -48,12 +49,20 @@ class Judging:
         # Numbers as the files hold them give equal verdicts while the ranks train and afterwards.
         with np.errstate(over="ignore"):
             rows = rows._replace(values=rows.values.astype(np.float32).astype(np.float64))
-        changed = self._sick.add(rows)
-        costs = {times.step: times for times in step_times(*rows)}
-        for reported in own_times(*rows):
+        is_same = self._same.keep(*rows)
+        alike = rows
+        if is_same is not None:
+            _, which, ranks, steps, values = rows
+            alike = RecordedScalars(
+                rows.tags, which[is_same], ranks[is_same], steps[is_same], values[is_same]
+            )
+        changed = self._sick.add(rows, alike)
+        costs = {times.step: times for times in step_times(*alike)}
+        for reported in own_times(*alike):
+            found = self._judge.add(reported)
             if reported.step in costs:
-                self._costs.add(costs[reported.step])
-            changed += map(self._costs.note, self._judge.add(reported))
+                self._costs.add(self._judge.counted(costs[reported.step]))
+            changed += map(self._costs.note, found)
         self._report(changed, attempt)
         # A verdict that lasts is reported again when it costs much more than before.
         lasting = [
@@ -96,6 +105,11 @@ class Judging:
     def abstained(self) -> int:
         """At how many of these no verdict could begin, since their processors were too busy."""
         return self._abstained + self._judge.abstained
+
+    @property
+    def apart(self) -> str:
+        """Which ranks of the newest attempt were not compared at some steps, in a sentence; or empty."""
+        return self._same.said
 
     @property
     def reported(self) -> list[tuple[int, Verdict]]:

@@ -31,10 +31,13 @@ class LikeRanks:
         self._batches = SameBatches(self._coordinates)
         self._memory = MemoryImbalance()
 
-    def add(self, rows: RecordedScalars) -> list[Verdict]:
-        """Compare some steps, larger than those before; returns what is new or ends."""
+    def add(self, rows: RecordedScalars, alike: RecordedScalars) -> list[Verdict]:
+        """Compare some steps, larger than those before; returns what is new or ends.
+
+        `alike`: the scalars of ranks that make the same step, see `SameSteps`.
+        """
         found = [] if self._is_compared else self._settings(rows)
-        return [*found, *self._drift.add(*rows), *self._batches.add(*rows)]
+        return [*found, *self._drift.add(*alike), *self._batches.add(*rows)]
 
     def add_samples(self, rows: RecordedScalars) -> list[Verdict]:
         """Compare samples of the system, of any steps."""

@@ -14,7 +14,7 @@ from distsummary.base.redaction import redacted
 from distsummary.base.termination import Terminated, on_termination
 from distsummary.base.threads import DaemonThread
 from distsummary.diagnosis.alert_sender import Alert, send
-from distsummary.diagnosis.alerts import Key, key_of, parsed
+from distsummary.diagnosis.alerts import SMALL, Key, key_of, parsed
 from distsummary.diagnosis.reporting import RATE, held_back
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import (
@@ -136,7 +136,8 @@ class OnAlert(Callback):
 
     def _look(self, *, is_last: bool) -> None:
         for alert in self._new():
-            if key_of(alert) in self._known:
+            # What has cost little may cost more, which another line says.
+            if key_of(alert) in self._known or alert.get("held") == SMALL:
                 continue
             self._known.add(key_of(alert))
             if alert.get("cause") in ENDED:

@@ -35,13 +35,16 @@ class SickRanks:
 
         return LikeRanks(self._meshes, self._attempt, self._of)
 
-    def add(self, rows: RecordedScalars) -> list[Verdict]:
-        """Judge all scalars of some steps, larger than those before; returns what is new or ends."""
+    def add(self, rows: RecordedScalars, alike: RecordedScalars) -> list[Verdict]:
+        """Judge all scalars of some steps, larger than those before; returns what is new or ends.
+
+        `alike`: those of ranks that make the same step, see `SameSteps`.
+        """
         if not len(rows.steps):
             return []
         return [
             *self._non_finite.add(*rows),
-            *(self._like.add(rows) if self._like is not None else ()),
+            *(self._like.add(rows, alike) if self._like is not None else ()),
             *self._loader.add(*rows),
             *self.add_samples(rows),
         ]

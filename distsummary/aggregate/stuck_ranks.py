@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from distsummary.diagnosis.alerts import HANGS
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.stuck_files import hung_ranks, written_ns
-from distsummary.diagnosis.verdict import HANG, Verdict
+from distsummary.diagnosis.verdict import AWAITED, Verdict
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import AttemptState, is_over
 
@@ -69,15 +70,23 @@ class StuckRanks:
         for rank, verdict in found.items():
             reported = lasting.get(rank)
             if reported is not None:
-                # This is the same hang: the steps of ranks that wait for each other differ by one at most.
-                if verdict.since_step <= reported.since_step + 1:
+                # This is the same hang: the steps of ranks that wait for each other differ by one at most. A
+                # rank that was only waited for hangs after a while.
+                is_same = verdict.since_step <= reported.since_step + 1
+                if is_same and verdict.cause in (reported.cause, AWAITED):
                     continue
                 self._alerts.report(number, self._ended(reported))
-            if self._alerts.report(number, verdict) and verdict.cause == HANG:
+            if self._alerts.report(number, verdict) and verdict.cause in HANGS:
                 self._reported_s[rank, verdict.since_step] = time.monotonic()
                 new.append(verdict)
         steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
-        unseen = {rank: reported for rank, reported in lasting.items() if rank not in found and not has_ended}
+        # At the end of a run, those are over whose step all ranks have passed.
+        passed = min(steps.values(), default=0) if has_ended else -1
+        unseen = {
+            rank: reported
+            for rank, reported in lasting.items()
+            if rank not in found and (not has_ended or passed > reported.since_step)
+        }
         # One look that does not see a hang may be wrong, unless its rank has finished a later step.
         for rank, reported in unseen.items():
             if steps.get(rank, 0) > reported.since_step or (number, rank) in self._unseen:

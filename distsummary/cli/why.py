@@ -19,13 +19,14 @@ FOLDED = 8  # verdicts after the first that have a line each
 
 class Findings(NamedTuple):
     """The verdicts with their attempts, the heaviest first, and at how many steps of `steps` no rank could be
-    called slow, as the processors were too busy (`abstained`).
+    called slow, as the processors were too busy (`abstained`). `apart`: which ranks were not compared.
     """
 
     status: Status
     verdicts: list[tuple[int, Verdict]]
     steps: int
     abstained: int
+    apart: str = ""
 
 
 def why(path: str | os.PathLike[str]) -> Findings:
@@ -36,13 +37,13 @@ def why(path: str | os.PathLike[str]) -> Findings:
     found = with_reported(judged.reported, run_dir) + all_hangs(run_dir, newest, status.stuck)
     found += unreported_end(found, newest)
     found.sort(key=lambda one: weight(one[1]))
-    return Findings(status, found, judged.steps, judged.abstained)
+    return Findings(status, found, judged.steps, judged.abstained, judged.apart)
 
 
 def as_json(found: Findings) -> dict[str, Any]:
     """For JSON; docs/ranks.md lists the fields."""
     verdicts = [verdict.as_json() for _, verdict in found.verdicts]
-    return {"verdicts": verdicts, "steps": found.steps, "abstained": found.abstained}
+    return {"verdicts": verdicts, "steps": found.steps, "abstained": found.abstained, "apart": found.apart}
 
 
 def text_of(found: Findings, *, width: int) -> str:
@@ -82,6 +83,8 @@ def text_of(found: Findings, *, width: int) -> str:
             f"At {found.abstained:,} of {found.steps:,} measured steps, "
             "processors were too busy to judge who is slow."
         )
+    if found.apart:
+        lines += paragraph(found.apart, width)
     return "\n".join(lines)
 
 

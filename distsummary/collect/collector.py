@@ -203,6 +203,7 @@ class CollectorCallback(Callback):
         if phases is not None and not phase:
             is_step = phases.is_in_loop or phases.current in (EVALUATION, CHECKPOINT)
             phase = phases.current if is_step else OUTSIDE
+            phases.loader.look()
         step = params.get("cur_step_num")
         return LoopPlace(step if isinstance(step, int) else 0, phase)
 

@@ -3,7 +3,6 @@
 import logging
 import struct
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -46,6 +45,7 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.run_text import run_text
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, lost_driver
+from distsummary.training.recorder import counted
 from distsummary.training.run import STEP_TIMES
 from distsummary.training.timing.phases import STEP_PHASES
 
@@ -328,7 +328,8 @@ class Session:
             # After an early end the loop continues: what it still gives is counted as dropped.
             if not self._end.is_early:
                 raise
-            lost = Counter(value.plugin for value in values) + Counter({"scalar": len(numbers)})
+            # Of the step that a signal cut, nothing is missing that a training without it would have had.
+            lost = {} if self._end.is_asked else counted(numbers, values)
             self.failures.count(f"{self._end.reason}, while the loop continues", dropped=lost)
         finally:
             self.overhead.spent_s += time.perf_counter() - begun_s

@@ -46,6 +46,7 @@ class SessionEnd:
 
     Attributes:
         is_early: whether the loop continues after the end, though nothing is recorded any more, for `reason`.
+        is_asked: whether that is so because a signal asks the process to end.
     """
 
     def __init__(
@@ -57,7 +58,8 @@ class SessionEnd:
         failures: Failures,
         directory: Path,
     ) -> None:
-        self.is_early, self.reason = False, "the files were closed after a signal"
+        self.is_early = self.is_asked = False
+        self.reason = "the files were closed after a signal"
         self._parts, self._writer, self._progress = parts, writer, progress
         self._failures, self._directory = failures, directory
         self._pid = os.getpid()
@@ -107,7 +109,7 @@ class SessionEnd:
 
     def _terminate(self, error: Terminated) -> None:
         """Close in the calling thread, while the training continues, before a signal ends the process."""
-        self.is_early = True
+        self.is_early = self.is_asked = True
         self.close(error)
 
     def _end_within(self, seconds: float, reason: str) -> None:

@@ -26,7 +26,7 @@ from distsummary.base.publish import replacing
 from distsummary.base.threads import DaemonThread
 from distsummary.collect.crash_log import CrashLog
 from distsummary.diagnosis.source_lines import SourceLine, user_place
-from distsummary.diagnosis.stuck import AFTER_RUN, ProcessGroup, RankReport
+from distsummary.diagnosis.stuck import AFTER_RUN, COMPILE, ProcessGroup, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.rundir.consequences import follows_from_another
 from distsummary.rundir.run_dir import STUCK
@@ -54,7 +54,7 @@ ALONE_REPORT_S = 20.0
 ALONE_FACTOR = 3  # so many times the longest time without progress is the limit of a rank that is alone
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
-OUTSIDE, COMPILE = "outside", "compile"  # phases: between two loops over steps; code is compiled
+OUTSIDE = "outside"  # a phase: between two loops over steps
 _LONG = (EVALUATION, CHECKPOINT, OUTSIDE)
 # What a thread does by itself when its stack goes through a file of this name.
 _BY_FILE = (

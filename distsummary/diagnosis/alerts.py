@@ -1,7 +1,7 @@
 """Alerts: what alerts.jsonl says: the findings, messages and ends that were reported while the ranks trained.
 
 A line is JSON: `time` (seconds since the epoch), `attempt`, the fields of a `Verdict`, and, of an alert that
-was neither printed nor passed on, `held`: "mute", "level" or "rate".
+was neither printed nor passed on, `held`: "mute", "level", "rate" or "cost".
 """
 
 import math
@@ -14,6 +14,7 @@ from distsummary.base.checked_json import parse_json
 from distsummary.diagnosis.stuck import says_where
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import (
+    AWAITED,
     DROPPED,
     ENDS,
     ERROR,
@@ -36,7 +37,9 @@ from distsummary.rundir.states import AttemptState
 
 Key = tuple[int, int, str, int]
 Alert = dict[str, Any]
-MUTED = "mute"  # of `held`: the user wants to know nothing of this cause
+HANGS = (HANG, AWAITED)
+# Of `held`: the user wants no alerts of this cause; a slow rank has cost little so far.
+MUTED, SMALL = "mute", "cost"
 
 
 def read_alerts(
@@ -88,14 +91,17 @@ def is_finding(alert: Mapping[str, Any]) -> bool:
 def open_findings(
     alerts: Iterable[Alert], attempt: AttemptState | None, stuck: Iterable[Verdict] = ()
 ) -> list[Verdict]:
-    """What is wrong with an attempt, apart from what the states of its ranks say, without what is muted.
+    """What is wrong with an attempt, apart from what the states of its ranks say.
+
+    What is muted, or has cost little, is left out.
 
     Args:
         alerts: of the run. attempt: the newest one; None: of a run without run.json, all count.
         stuck: the ranks of the attempt that hang now, by `stuck_files.hung_ranks`.
     """
     listed = [alert for alert in alerts if is_finding(alert)]
-    reported = [*filter(None, (_verdict_of(one) for one in listed if one.get("held") != MUTED))]
+    shown = (one for one in listed if one.get("held") not in (MUTED, SMALL))
+    reported = [*filter(None, map(_verdict_of, shown))]
     if attempt is None:
         return [one.verdict for one in reported]
     if attempt.role != "train":
@@ -106,13 +112,13 @@ def open_findings(
     # A hang is over once its rank has made a later step, or the attempt has finished.
     found = [
         replace(one, until_step=one.since_step)
-        if one.cause == HANG and (is_over or steps.get(one.rank, 0) > one.since_step)
+        if one.cause in HANGS and (is_over or steps.get(one.rank, 0) > one.since_step)
         else one
         for one in found
     ]
     # Files may show a hang that no alert has reported yet.
-    lasting = {one.rank for one in found if one.cause == HANG and one.until_step is None}
-    found += [one for one in stuck if one.rank not in lasting and one.cause not in ENDS]
+    lasting = {(one.rank, one.cause) for one in found if one.cause in HANGS and one.until_step is None}
+    found += [one for one in stuck if (one.rank, one.cause) not in lasting and one.cause not in ENDS]
     # Ranks may have dropped more values since that was reported: the current counts replace the alert.
     dropped = {rank.rank: count for rank in attempt.ranks if (count := rank.dropped)}
     is_muted = any(one["cause"] == DROPPED and one.get("held") == MUTED for one in listed)
@@ -153,11 +159,11 @@ class Reported(NamedTuple):
 
 
 def reported_hangs(run_dir: RunDir) -> list[Reported]:
-    """The hangs in alerts.jsonl; raises OSError as `read_alerts`."""
+    """The hangs in alerts.jsonl, also those that were no error yet; raises OSError as `read_alerts`."""
     return hangs_among(read_alerts(run_dir))
 
 
-def hangs_among(alerts: Iterable[Alert], causes: Collection[str] = (HANG,)) -> list[Reported]:
+def hangs_among(alerts: Iterable[Alert], causes: Collection[str] = HANGS) -> list[Reported]:
     """The alerts about hangs, or of other `causes`, as verdicts."""
     return [*filter(None, (_verdict_of(alert) for alert in alerts if alert["cause"] in causes))]
 
@@ -172,7 +178,7 @@ def with_reported(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> lis
     left = {
         key_of(alert): alert
         for alert in read_alerts(run_dir)
-        if alert["cause"] not in STOPPED and is_finding(alert)
+        if alert["cause"] not in (*STOPPED, AWAITED) and is_finding(alert)
     }
     own = [{"attempt": attempt, **verdict.as_json()} for attempt, verdict in found]
     # Exact keys go first, so that no alert is taken for a neighboring episode before its own is found.
@@ -196,7 +202,7 @@ def all_hangs(
     """
     now = {verdict.rank: verdict for verdict in stuck}
     hangs, is_reported = [], False
-    for number, hang, _ in hangs_among(read_alerts(run_dir), STOPPED):
+    for number, hang, _ in hangs_among(read_alerts(run_dir), (*STOPPED, AWAITED)):
         if attempt is not None and number == attempt.attempt and hang.until_step is None:
             is_reported |= hang.cause == HANG
             newer = now.get(hang.rank)

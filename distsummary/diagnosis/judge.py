@@ -10,19 +10,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.diagnosis.cost import StepTimes
+from distsummary.diagnosis.loader import SPARE
 from distsummary.diagnosis.measured_steps import next_measured
-from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks
-from distsummary.diagnosis.stalls import Stalls
+from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks, references_of
+from distsummary.diagnosis.stalls import QUIET, Stalls, StepSpent
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.format.own_tags import PHASE_TAGS
+from distsummary.format.own_tags import LOADER_IDLE, PHASE_TAGS, WAIT_MS
 from distsummary.rundir.topology import EQUAL_AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-_CPU, _BLOCKED = 0, 1  # the places in `OwnTimes.times`
-_MEASURES = {"cpu_ms": _CPU, "blocked_ms": _BLOCKED}
+_CPU, _BLOCKED, _QUEUE = range(3)  # the places in `OwnTimes.times`
+_MEASURES = {"cpu_ms": _CPU, "blocked_ms": _BLOCKED, "queue_ms": _QUEUE}
 # Phases in which the thread computes. It is blocked there now and then, by a lock that another thread holds
 # while the host runs something else; what counts is the median of so many steps.
 BLOCKED_STEPS = 10
@@ -30,10 +32,10 @@ BLOCKED_STEPS = 10
 # about the rank. Beyond so many times their own time, over so many steps, nothing is said. Four ranks alone
 # on two cores wait about as long as they compute.
 BUSY, BUSY_STEPS = 10.0, 20
-# With less than this, a thread that is blocked once while it computes was not blocked by the host.
-QUIET = 0.25
+_DATA = PHASES.index("data")
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint")]
-_EVERY, _QUEUED = len(PHASES), len(PHASES) + 1  # what is reported with the times
+# What is reported with the times: the columns after those of each measure and phase.
+_EVERY, _QUEUED, _WAITED, _IDLE = range(len(_MEASURES) * len(PHASES), len(_MEASURES) * len(PHASES) + 4)
 _WHAT = {  # what a phase does, where its name does not say it
     "data": "loading data",
     "optimizer": "the optimizer",
@@ -45,10 +47,12 @@ _WHAT = {  # what a phase does, where its name does not say it
 
 
 class OwnTimes(NamedTuple):
-    """What R ranks did at a step: `times` (R, 2, P) are milliseconds in PHASES, of CPU time and blocked.
+    """What R ranks did at a step: `times` (R, 3, P) are milliseconds in PHASES, of CPU time, blocked, and in
+    the run queue.
 
-    `queued` (R,) are those in the run queue. `ranks` (R,) rise. `every` (R,): of the next steps, the rank
-    reports one in so many, see `measured_steps`.
+    `ranks` (R,) rise. `every` (R,): of the next steps, the rank reports one in so many, see `measured_steps`.
+    `queued`, `waited` (R,): all milliseconds in the run queue, and waiting for other ranks. `idle` (R,): how
+    long the workers of its loader had nothing to do; infinite if it has none.
     """
 
     step: int
@@ -56,6 +60,8 @@ class OwnTimes(NamedTuple):
     times: Floats
     every: Ints
     queued: Floats
+    waited: Floats
+    idle: Floats
 
 
 def own_times(
@@ -66,39 +72,44 @@ def own_times(
     Args:
         tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
     """
-    columns = np.array([_column(tag) for tag in tags], np.int64).reshape(-1, 2)
-    mine = columns[which, 1] >= 0
-    if not mine.any():
+    columns = np.array([_column(tag) for tag in tags], np.int64)
+    mine = columns[which] >= 0 if len(tags) else np.zeros(0, np.bool_)
+    # What ranks waited is recorded with their phases.
+    if not mine.any() or not (columns < _EVERY)[columns >= 0].any():
         return
     columns, ranks, steps, values = columns[which[mine]], ranks[mine], steps[mine], values[mine]
     reported, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
-    place, is_time = place.reshape(-1), columns[:, 1] < len(PHASES)
-    times = np.zeros((len(reported), 2, len(PHASES)))
-    np.add.at(times, (place[is_time], columns[is_time, 0], columns[is_time, 1]), values[is_time])
-    every = np.ones(len(reported), np.int64)
-    is_every, is_queued = columns[:, 1] == _EVERY, columns[:, 1] == _QUEUED
-    every[place[is_every]] = np.maximum(values[is_every], 1)
-    queued = np.zeros(len(reported))
-    np.add.at(queued, place[is_queued], values[is_queued])
+    place = place.reshape(-1)
+    table = np.zeros((len(reported), _IDLE + 1))
+    np.add.at(table, (place, columns), values)
+    times = table[:, :_EVERY].reshape(len(reported), len(_MEASURES), len(PHASES))
+    every = np.maximum(table[:, _EVERY].astype(np.int64), 1)
+    queued = table[:, _QUEUED] + times[:, _QUEUE].sum(axis=1)
+    idle = np.full(len(reported), np.inf)
+    has_workers = place[columns == _IDLE]
+    idle[has_workers] = table[has_workers, _IDLE]
     # `reported` is sorted by step, so that the rows of a step follow each other.
     starts = np.flatnonzero(np.append(True, np.diff(reported[:, 0]) != 0))
     for start, end in zip(starts, [*starts[1:], len(reported)], strict=True):
         rows = slice(start, end)
-        yield OwnTimes(int(reported[start, 0]), reported[rows, 1], times[rows], every[rows], queued[rows])
+        yield OwnTimes(
+            int(reported[start, 0]), reported[rows, 1], times[rows], every[rows], queued[rows],
+            table[rows, _WAITED], idle[rows],
+        )  # fmt: skip
 
 
-def _column(tag: str) -> tuple[int, int]:
-    """Where a tag belongs in `OwnTimes.times`; (0, _EVERY) and (0, _QUEUED): there; (-1, -1): nowhere."""
-    phase, _, measure = tag.removeprefix(PHASE_TAGS).partition("/")
+def _column(tag: str) -> int:
+    """Where a tag belongs: a phase of a measure, one of the columns after these, or -1: nowhere."""
+    if tag in (WAIT_MS, LOADER_IDLE):
+        return _WAITED if tag == WAIT_MS else _IDLE
     if not tag.startswith(PHASE_TAGS):
-        return -1, -1
+        return -1
+    phase, _, measure = tag.removeprefix(PHASE_TAGS).partition("/")
     if (phase, measure) == ("every", ""):
-        return 0, _EVERY
-    if measure == "queue_ms":
-        return 0, _QUEUED
-    if phase not in PHASES or measure not in _MEASURES:
-        return -1, -1
-    return _MEASURES[measure], PHASES.index(phase)
+        return _EVERY
+    if phase in PHASES and measure in _MEASURES:
+        return _MEASURES[measure] * len(PHASES) + PHASES.index(phase)
+    return _QUEUED if measure == "queue_ms" else -1
 
 
 class Judge:
@@ -129,6 +140,19 @@ class Judge:
         self.abstained += any(peers.is_judged and peers.is_busy for peers in self._peers)
         return changed
 
+    def counted(self, times: StepTimes) -> StepTimes:
+        """The times of the newest step without what ranks waited for data as long as their peers would."""
+        excused = {
+            rank: ms
+            for peers in self._peers
+            if peers.is_judged and peers.excused_ms.any()
+            for rank, ms in zip(peers.ranks.tolist(), peers.excused_ms.tolist(), strict=True)
+        }
+        if not excused:
+            return times
+        less = np.array([excused.get(rank, 0.0) for rank in times.ranks.tolist()])
+        return times._replace(own_ms=np.maximum(times.own_ms - less, 0.0))
+
     def _group(self, ranks: frozenset[int]) -> None:
         """Divide the ranks into peers; what is known of those that were peers before stays."""
         groups = defaultdict[tuple[tuple[str, int], ...], list[int]](list)
@@ -154,6 +178,7 @@ class _Peers:
     def __init__(self, ranks: Sequence[int]) -> None:
         self.ranks = np.array(ranks)
         self.is_judged = self.is_busy = False  # at the newest step
+        self.excused_ms = np.zeros(len(ranks))  # of it: waiting for data that no other rank would be spared
         self._slow, self._stalls = SlowRanks(ranks), Stalls()
         self._are_slow: set[int] = set()
         self._next = np.zeros(len(ranks), np.int64)  # of each rank, the step that it reports next
@@ -180,8 +205,12 @@ class _Peers:
         is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == reported.ranks
         index, every = index[is_peer], reported.every[is_peer]
         # NaN marks a rank that does not report this step.
-        times = np.full((len(self.ranks), 2, len(PHASES)), np.nan)
+        times = np.full((len(self.ranks), len(_MEASURES), len(PHASES)), np.nan)
+        idle_ms = np.full(len(self.ranks), np.inf)
         times[index] = reported.times[is_peer]
+        took_ms = times[index, : _BLOCKED + 1].sum(axis=(1, 2)) + reported.waited[is_peer]
+        mine = reported.idle[is_peer]
+        idle_ms[index] = np.where(mine < SPARE * took_ms, 0.0, mine)
         for one in np.unique(every).tolist():
             self._next[index[every == one]] = next_measured(reported.step, one)
         # The step is not judged if a rank has still to report it: what the others took at it says little. A
@@ -193,24 +222,51 @@ class _Peers:
             return []
         times[self._skipped > 0] = np.nan
         self._skipped[index] = np.maximum(self._skipped[index] - 1, 0)
+        present = ~np.isnan(times[:, 0, 0])
+        self.excused_ms = _share_loaders(times, idle_ms, present)
         # A stall is at a single step, which the median below hides: these times are kept for `Stalls`.
-        at_once = times.sum(axis=1)
+        at_once = times[:, : _BLOCKED + 1].sum(axis=1)
         self._blocked.append(times[:, _BLOCKED, _COMPUTING])
         # Phases that compute count as blocked for the median of the newest steps, see BLOCKED_STEPS. NaN
         # becomes 0, for a rank of which some of these steps are missing.
         times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.median(self._blocked, axis=0))
-        own = times.sum(axis=1)
+        own = times[:, : _BLOCKED + 1].sum(axis=1)
         self._loads.append((float(reported.queued[is_peer].sum()), float(np.nansum(own))))
         queued_ms, own_ms = np.sum(self._loads, axis=0)
         self.is_busy = bool(queued_ms > BUSY * own_ms)
-        found = self._slow.add(reported.step, own, times[:, _CPU], is_busy=self.is_busy)
+        found = self._slow.add(reported.step, own, times[:, _CPU], at_once=at_once, is_busy=self.is_busy)
         for slow in found:
             (self._are_slow.add if slow.until is None else self._are_slow.discard)(slow.rank)
-        # On a quiet host, a single blocked step is due to the rank itself, otherwise perhaps to the host.
-        times = at_once if queued_ms < QUIET * own_ms else own
-        return found + self._stalls.add(
-            reported.step, self.ranks, times, slow=self._are_slow, is_busy=self.is_busy
+        waited_ms = (reported.queued + reported.waited)[is_peer]
+        spent = StepSpent(
+            own=own,
+            at_once=at_once,
+            queued=times[:, _QUEUE],
+            wall_ms=float(np.max(np.nansum(at_once[index], axis=1) + waited_ms)),
+            is_quiet=bool(queued_ms < QUIET * own_ms),
         )
+        return found + self._stalls.add(
+            reported.step, self.ranks, spent, slow=self._are_slow, is_busy=self.is_busy
+        )
+
+
+def _share_loaders(times: Floats, idle_ms: Floats, present: NDArray[np.bool_]) -> Floats:
+    """Limit what ranks (W, 3, P) waited for data to what their peers would not have waited by themselves.
+
+    Returns by how many milliseconds it was more (W,).
+
+    A peer with batches in advance waits for the slower rank, while its workers load the next ones: if these
+    are hardly idle, it could go no faster either. So a rank counts as slower only by what they are idle.
+    """
+    excused = np.zeros(len(present))
+    if present.sum() < 2 or not np.isfinite(idle_ms).any():
+        return excused
+    data = times[:, : _BLOCKED + 1, _DATA].sum(axis=1)
+    usual = references_of(np.stack([data, idle_ms], axis=1)[present], len(present)).sum(axis=1)
+    limited = np.maximum(usual - times[:, _CPU, _DATA], 0.0)
+    excused = np.where(present & (data > usual), np.maximum(times[:, _BLOCKED, _DATA] - limited, 0.0), 0.0)
+    times[:, _BLOCKED, _DATA] -= excused
+    return excused
 
 
 def _verdict(found: Slow, peers: int) -> Verdict:

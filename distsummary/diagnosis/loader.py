@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distsummary.diagnosis.cost import GROWTH, GROWTH_S
 from distsummary.diagnosis.verdict import LOADER, Verdict
-from distsummary.format.own_tags import DATA_WAIT_MS, STEP_MS
+from distsummary.format.own_tags import DATA_WAIT_MS, LOADER_IDLE, STEP_MS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -22,13 +22,18 @@ WARM_UP = 20
 WINDOW_STEPS, WINDOW_MS = 50, 5000.0
 WINDOWS = 2
 LEAST_STEP_MS = 1.0
+# A loader whose workers are idle for less than SPARE of the time is as slow as the steps, whoever waits.
+SPARE = 0.2
+_COLUMNS = {DATA_WAIT_MS: 0, STEP_MS: 1, LOADER_IDLE: 2}
 
 
 class LoaderShare:
     """Reports once that loaders take more than MOST of the steps' time, on half of the ranks or more.
 
     So it is in WINDOWS windows one after the other. The verdict ends with a window in which it is less than
-    FEW. A single rank whose loader is slow is found by comparing it with its peers.
+    FEW. A single rank whose loader is slow is found by comparing it with its peers. Where the loaders of all
+    are as slow, the rank that began last waits for its loader, and the others, who have batches in advance,
+    wait for that rank.
     """
 
     def __init__(self) -> None:
@@ -42,7 +47,8 @@ class LoaderShare:
     def _begin_window(self) -> None:
         self._begun: int | None = None  # its first step
         self._steps, self._ms = 0, 0.0
-        self._times: dict[int, Floats] = {}  # rank -> milliseconds of its loader, and of its steps
+        # rank -> milliseconds of its loader, of its steps, and of idle workers; at how many steps these
+        self._times: dict[int, Floats] = {}
 
     def add(
         self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
@@ -54,8 +60,7 @@ class LoaderShare:
         """
         if DATA_WAIT_MS not in tags or STEP_MS not in tags:
             return []
-        of_tags = np.array([(tag == STEP_MS) - (tag not in (STEP_MS, DATA_WAIT_MS)) for tag in tags])
-        column = of_tags[which]  # 0: of the loader, 1: of the step, -1: neither
+        column = np.array([_COLUMNS.get(tag, -1) for tag in tags])[which]
         if self._first is None:
             self._first = int(steps.min()) + WARM_UP
         rows = np.flatnonzero((column >= 0) & (steps >= self._first))
@@ -77,8 +82,11 @@ class LoaderShare:
             mine = (place >= start) & (place < end)
             for rank in np.unique(ranks[mine]).tolist():
                 of_rank = mine & (ranks == rank)
-                spent = np.bincount(column[of_rank], values[of_rank], 2)
-                self._times[rank] = self._times.get(rank, np.zeros(2)) + spent
+                spent = np.append(
+                    np.bincount(column[of_rank], values[of_rank], len(_COLUMNS)),
+                    np.bincount(column[of_rank], minlength=len(_COLUMNS))[1:],
+                )
+                self._times[rank] = self._times.get(rank, np.zeros(len(spent))) + spent
             self._begun = int(at[start]) if self._begun is None else self._begun
             self._steps, self._ms = int(lengths[end - start - 1]), float(reached[end - start - 1])
             start = end
@@ -89,7 +97,12 @@ class LoaderShare:
 
     def _judge(self, step: int) -> list[Verdict]:
         """Judge a window that ends with `step`."""
-        shares = {rank: loader / max(all_ms, 1e-9) for rank, (loader, all_ms) in self._times.items()}
+        shares, full = {}, []
+        for rank, (loader_ms, all_ms, idle_ms, steps, looks) in self._times.items():
+            shares[rank] = loader_ms / max(all_ms, 1e-9)
+            if looks and idle_ms / looks < SPARE * all_ms / max(steps, 1):
+                full.append(rank)
+        shares |= dict.fromkeys(full, max(shares.values()))
         share, step_ms = median_low(shares.values()), self._ms / self._steps
         known = self._verdict
         # The verdict is given once: after its end, loaders are no longer judged.

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from distsummary.base.publish import rights_in
 from distsummary.diagnosis.alerts import (
+    HANGS,
     MUTED,
+    SMALL,
     Alert,
     Key,
     Reported,
@@ -27,13 +29,15 @@ from distsummary.diagnosis.alerts import (
 from distsummary.diagnosis.cost import intervals_of
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.sentence import sentence
-from distsummary.diagnosis.verdict import HANG, LEVELS, SLOW, Interval, Verdict
+from distsummary.diagnosis.verdict import LEVELS, SLOW, Interval, Verdict
 from distsummary.errors import DistSummaryError
 from distsummary.rundir.run_dir import RunDir
 
 HOUR_S = 3600.0
 LOCK_S = 2.0  # a line that is appended without the lock may only be lost where others write at this moment
-LOW, RATE = "level", "rate"  # of `held`, in addition to MUTED
+LOW, RATE = "level", "rate"  # of `held`, in addition to MUTED and SMALL
+# A slow rank is said when it has cost so many seconds, or so large a share of the time, but not less.
+LEAST_S, LEAST_SHARE, SMALL_S = 1.0, 0.01, 0.3
 
 
 def held_back(count: int) -> str:
@@ -52,7 +56,8 @@ class Alerts:
     the same attempt, rank and cause, is taken for the same.
 
     `Diagnose`, which rank 0 wrote into run.json, says what is held back: muted causes, levels that are too
-    low, and more than so many alerts an hour, of which those of a lower level do not count. The file has all.
+    low, and more than so many alerts an hour, of which those of a lower level do not count. A slow rank is
+    held back until it has cost LEAST_S or LEAST_SHARE of the time. The file has all.
 
     Any thread may call the methods.
     """
@@ -67,6 +72,7 @@ class Alerts:
         self._reported: list[tuple[float, int]] = []  # when, and the level as a number, of what was not held
         self._held = 0  # by the rate, which was not said yet
         self._read_to = 0  # bytes of the file
+        self._began_s = time.time()
 
     def report(self, attempt: int, verdict: Verdict) -> bool:
         """Report a verdict, unless it was; returns whether it is new.
@@ -115,6 +121,13 @@ class Alerts:
             if newer == known:
                 return None
             alert = newer | {"time": alert["time"]}
+            # What was held back because it had cost little is said once it has cost more.
+            if alert.get("held") == SMALL and not self._is_small(alert):
+                del alert["held"]
+                known = None
+                if held := self._why_held(alert):
+                    alert["held"] = held
+                self._count(alert)
         else:
             if held := self._why_held(alert):
                 alert["held"] = held
@@ -129,9 +142,16 @@ class Alerts:
             return MUTED
         if level < LEVELS.index(settings.level):
             return LOW
+        if self._is_small(alert):
+            return SMALL
         self._reported = [one for one in self._reported if one[0] > alert["time"] - HOUR_S]
         counted = sum(one >= level for _, one in self._reported)
         return RATE if counted >= settings.most_per_hour else None
+
+    def _is_small(self, alert: Alert) -> bool:
+        """Whether a slow rank has cost little; where no waiting was recorded, its cost is not known."""
+        least_s = min(LEAST_S, max(SMALL_S, LEAST_SHARE * (time.time() - self._began_s)))
+        return alert["cause"] in SLOW and 0.0 < alert["lost_s"] < least_s
 
     def _count(self, alert: Alert) -> None:
         if alert.get("held") is None and isinstance(alert.get("time"), (int, float)):
@@ -232,7 +252,7 @@ def _newer(alert: Alert, verdict: Verdict) -> Alert:
         lasts, lasted = verdict.until_step is None, alert["until_step"] is None
         return (
             newer
-            if lasts == lasted or (lasts and verdict.cause != HANG)
+            if lasts == lasted or (lasts and verdict.cause not in HANGS)
             else newer | {"until_step": verdict.until_step}
         )
     # An interval that ended stays ended: whoever judges the files again finds it open at first.

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from distsummary.base.checks import as_unicode
 from distsummary.diagnosis.verdict import (
+    AWAITED,
     CONFIG,
     DRIFT,
     DROPPED,
@@ -12,6 +13,7 @@ from distsummary.diagnosis.verdict import (
     GROWTH,
     HANG,
     INTERRUPTED,
+    LEVELS,
     LOADER,
     LOST,
     MEMORY,
@@ -35,6 +37,10 @@ _MINUTE, _HOUR = 60.0, 3600.0
 _FINDINGS = {
     **dict.fromkeys(SLOW, ("{ranks} {has} held up the run {steps}", "{ranks} held up the run {steps}")),
     HANG: ("{ranks} {hangs} at step {step}", "{ranks} hung at step {step}"),
+    AWAITED: (
+        "{ranks} {keeps} the others waiting at step {step}",
+        "{ranks} kept the others waiting at step {step}",
+    ),
     LOST: ("{ranks} {was} lost at step {step}",) * 2,
     FAILED: ("{ranks} failed at step {step}",) * 2,
     NAN: ("{ranks} had the first number that is not finite, at step {step}",) * 2,
@@ -82,12 +88,13 @@ def sentence(verdict: Verdict, *, is_over: bool = False, of_s: float | None = No
     return f"{said} Cost{' so far' if lasts else ''}: {seconds(verdict.lost_s)}{of}."
 
 
-def weight(verdict: Verdict) -> tuple[bool, float, bool]:
-    """A key to sort by, the heaviest first: what ended or spoiled the training, then what cost most.
+def weight(verdict: Verdict) -> tuple[int, bool, float, bool]:
+    """A key to sort by, the heaviest first: errors, what ended or spoiled the training, what cost most.
 
     Of those that cost as much, hangs come first: other ranks may be lost because of one.
     """
-    return verdict.cause not in DAMAGE, -verdict.lost_s, verdict.cause != HANG
+    level = -LEVELS.index(verdict.level)
+    return level, verdict.cause not in DAMAGE, -verdict.lost_s, verdict.cause != HANG
 
 
 def finding(verdict: Verdict, *, is_over: bool = False) -> str:
@@ -103,6 +110,7 @@ def finding(verdict: Verdict, *, is_over: bool = False) -> str:
         steps=_steps(verdict, is_over=is_over),
         has="has" if is_one else "have",
         hangs="hangs" if is_one else "hang",
+        keeps="keeps" if is_one else "keep",
         was="was" if is_one else "were",
         runs="runs" if is_one else "run",
         its="its" if is_one else "their",
@@ -149,7 +157,8 @@ def _steps(verdict: Verdict, *, is_over: bool) -> str:
     if not ended:
         return begun
     if len(ended) > _SHOWN:
-        parts.append(f"{len(ended) - _SHOWN} more times")
+        more = len(ended) - _SHOWN
+        parts.append(f"{more} more time{'s' if more > 1 else ''}")
     if until is None:
         parts.append(begun)
     is_one = len(parts) == 1 and ended[0][0] == ended[0][1]

@@ -3,7 +3,8 @@
 Ranks that train together wait for each other, so that their steps have the same wall time. What differs is
 the time of their own: the CPU time of the loop's thread, and the time it was blocked by something other than
 its peers. The excess of a rank in a phase is its own time less the median of its peers, as a fraction of
-their step; it is compared with what it was while all was well.
+their step; it is compared with what it was while all was well. Of two ranks each is compared with the other:
+by the quicker one at each step, lengths that vary alike would make an excess for both.
 """
 
 from collections import deque
@@ -95,7 +96,9 @@ class SlowRanks:
         self._excess = np.zeros((WINDOWS[-1], *shape))
         self._own = np.zeros((WINDOWS[-1], *shape))
         self._computed = np.zeros((WINDOWS[-1], *shape))
-        self._reference = np.zeros((WINDOWS[-1], 2, len(PHASES)))  # own, computed
+        self._at_once = np.zeros((WINDOWS[-1], *shape))
+        # what own and computed milliseconds are compared with, see `references_of`
+        self._reference = np.zeros((WINDOWS[-1], 2 if len(self._ranks) == 2 else 1, 2, len(PHASES)))
         self._means = np.zeros((WINDOWS[-1], len(WINDOWS), len(PHASES)))
         self._is_clean = np.zeros((WINDOWS[-1], len(self._ranks)), bool)
         # of clean steps before them
@@ -116,10 +119,15 @@ class SlowRanks:
         old = {rank: index for index, rank in enumerate(self._ranks)}
         self._ranks = tuple(ranks)
         place = {old[rank]: index for index, rank in enumerate(ranks) if rank in old}
-        for index in sorted(set(range(len(ranks))).difference(place.values())):
+        new = sorted(set(range(len(ranks))).difference(place.values()))
+        if new:
+            self._reference = self._reference.mean(axis=1, keepdims=True)
+        for index in new:
             self._excess = np.insert(self._excess, index, 0.0, axis=1)
-            self._own = np.insert(self._own, index, self._reference[:, 0], axis=1)
-            self._computed = np.insert(self._computed, index, self._reference[:, 1], axis=1)
+            reference = self._reference[:, 0]
+            self._own = np.insert(self._own, index, reference[:, 0], axis=1)
+            self._computed = np.insert(self._computed, index, reference[:, 1], axis=1)
+            self._at_once = np.insert(self._at_once, index, reference[:, 0], axis=1)
             self._is_clean = np.insert(self._is_clean, index, False, axis=1)
             self._history = deque((np.insert(row, index, np.nan, axis=0) for row in self._history), HISTORY)
             self._usual = np.insert(self._usual, index, 0.0, axis=0)
@@ -127,7 +135,15 @@ class SlowRanks:
         self._open = {place[index]: one for index, one in self._open.items()}
         self._reported_at = {place[index]: one for index, one in self._reported_at.items()}
 
-    def add(self, step: int, own: Floats, computed: Floats, *, is_busy: bool = False) -> list[Slow]:
+    def add(
+        self,
+        step: int,
+        own: Floats,
+        computed: Floats,
+        *,
+        at_once: Floats | None = None,
+        is_busy: bool = False,
+    ) -> list[Slow]:
         """Judge a step; returns what begins or ends with it.
 
         Args:
@@ -135,6 +151,7 @@ class SlowRanks:
             own: the milliseconds of the ranks' own in each of PHASES (W, P); a row of NaN for a rank that did
                 not report this step.
             computed: of these, the CPU time (W, P).
+            at_once: what each phase took at this step (W, P), where `own` is what is usual; it is reported.
             is_busy: the ranks wait so long for processors that nothing begins with this step.
         """
         present = ~np.isnan(own[:, 0])
@@ -144,27 +161,31 @@ class SlowRanks:
         if self._seen <= SKIPPED:
             return []
         both: Floats = np.stack([own, computed], axis=1)
-        reference = reference_of(both[present])
+        reference = references_of(both[present], len(self._ranks))
         # The scale is a median over many steps, so that one long step of all ranks does not hide an excess.
         self._scales.append(float(_median(own[present].sum(axis=1), 0)))
         self._scale = float(_median(np.array(self._scales), 0)) or 1.0
-        excess = np.clip((own - reference[0]) / self._scale, -CLIP, CLIP)
+        excess = np.clip((own - reference[:, 0]) / self._scale, -CLIP, CLIP)
         # A rank that does not report the step counts as usual: the windows of all ranks move together.
         excess = np.where(present[:, None], excess, self._usual)
         both = np.where(present[:, None, None], both, reference)
-        self._remember(step, both, reference, excess)
+        self._remember(step, both, reference, excess, at_once)
         return [*self._ended(step), *([] if is_busy else self._begun(step))]
 
-    def _remember(self, step: int, both: Floats, reference: Floats, excess: Floats) -> None:
+    def _remember(
+        self, step: int, both: Floats, reference: Floats, excess: Floats, at_once: Floats | None
+    ) -> None:
         """Push a step; the one that falls out becomes history, as far as it was clean."""
         if len(self._steps) == self._steps.maxlen:
             clean = self._is_clean[0]
-            self._history.append(np.where(clean[:, None], self._excess[0], np.nan))
-            self._largest.append(self._means[0].copy())
+            if clean.any():
+                self._history.append(np.where(clean[:, None], self._excess[0], np.nan))
+                self._largest.append(self._means[0].copy())
         pushed: list[tuple[Floats, Floats]] = [
             (self._excess, excess),
             (self._own, both[:, 0]),
             (self._computed, both[:, 1]),
+            (self._at_once, both[:, 0] if at_once is None else at_once),
             (self._reference, reference),
         ]
         for ring, row in pushed:
@@ -173,8 +194,10 @@ class SlowRanks:
         self._steps.append(step)
         for ring in (self._is_clean, self._means):
             ring[:-1] = ring[1:]
-        # Steps of a rank that is reported as slow must not become what is usual of it.
+        # Steps of a rank that is reported as slow must not become what is usual of it, or of its only peer.
         self._is_clean[-1] = [index not in self._open for index in range(len(self._ranks))]
+        if len(self._ranks) == 2 and self._open:
+            self._is_clean[-1] = False
         if self._seen % REFRESH == 0:
             self._refresh()
         self._now = self._moving_means()
@@ -182,17 +205,17 @@ class SlowRanks:
 
     def _refresh(self) -> None:
         """Look at the history again: what is usual of each rank and phase, and what would not be."""
-        recent = self._excess[-len(self._steps) :]
-        if len(self._history) >= KNOWN:
-            past = np.stack(self._history)
-            known = ~np.isnan(past).all(axis=0)
-            self._usual[known] = np.nanmedian(past[:, known], axis=0)
-            floors = FLOORS
-        else:
-            past, floors = recent, UNKNOWN * FLOORS
+        is_known = len(self._history) >= KNOWN
+        past = np.stack(self._history) if is_known else self._excess[-len(self._steps) :]
+        floors = FLOORS if is_known else UNKNOWN * FLOORS
+        middle, are_there = np.zeros(past.shape[1:]), ~np.isnan(past).all(axis=0)
+        middle[are_there] = np.nanmedian(past[:, are_there], axis=0)
+        if is_known:
+            # A rank that was quicker than its peers may become as slow as they.
+            self._usual[are_there] = np.maximum(middle[are_there], 0.0)
         # 1.4826 times the median absolute deviation estimates the standard deviation of normal noise,
         # whatever the outliers. The mean of a window varies less, by the root of its length.
-        deviation = 1.4826 * np.nanmedian(np.abs(past - self._usual), axis=(0, 1))
+        deviation = 1.4826 * np.nanmedian(np.abs(past - middle), axis=(0, 1))
         noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
         largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())
         self._limits = np.maximum(np.maximum(floors[:, None], noise), MARGIN * largest)
@@ -205,17 +228,17 @@ class SlowRanks:
         rows = np.stack([self._excess, self._own, self._computed], axis=1)
         # Sums from the newest step backwards, of which each window takes the one at its length.
         sums = np.cumsum(rows[::-1], axis=0)[_LAST] / _SIZES[:, None, None, None]
-        reference = np.cumsum(self._reference[::-1], axis=0)[_LAST] / _SIZES[:, None, None]
+        reference = np.cumsum(self._reference[::-1], axis=0)[_LAST] / _SIZES[:, None, None, None]
         means: Floats = sums[:, 0] - self._usual
         # What the other phases of the rank take longer is due to the host, see SHARED: the largest of their
         # factors is subtracted, and for the phase with the largest one the second largest.
-        computed, peers = sums[:, 2][:, :, _COMPUTE], reference[:, 1][:, None, _COMPUTE]
+        computed, peers = sums[:, 2][:, :, _COMPUTE], reference[:, :, 1, _COMPUTE]
         is_sizeable = peers > SIZEABLE * self._scale
         more = np.where(is_sizeable, computed / np.where(is_sizeable, peers, 1.0) - 1.0, 0.0)
         second, largest = np.moveaxis(np.sort(more, axis=2)[:, :, -2:, None], 2, 0)
         others = np.where(more == largest, second, largest)
         means[:, :, _COMPUTE] -= np.clip(others, 0.0, SHARED) * peers / self._scale
-        means[(sums[:, 1] - reference[:, None, 0]) < LEAST_MS] = 0.0
+        means[(sums[:, 1] - reference[:, :, 0]) < LEAST_MS] = 0.0
         means[len(self._steps) < _SIZES] = 0.0
         return means
 
@@ -229,21 +252,28 @@ class SlowRanks:
         _, index, phase = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
         since = self._onset(int(index), int(phase))
         rows = slice(len(self._own) - len(self._steps) + self._steps.index(since), None)
+        of_phase = self._at_once[rows, :, phase]
         found = Slow(
             rank=self._ranks[index],
             phase=PHASES[phase],
             since=since,
             reported=step,
             excess=float((self._excess[rows, index, phase] - self._usual[index, phase]).mean()),
-            own_ms=float(self._own[rows, index, phase].mean()),
-            peers_ms=float(self._reference[rows, 0, phase].mean()),
+            own_ms=float(np.nanmean(of_phase[:, index])),
+            peers_ms=float(np.nanmean([self._of_peers(row, int(index)) for row in of_phase])),
             peers_step_ms=self._scale,
         )
         self._open[int(index)], self._reported_at[int(index)] = found, self._seen
         # The steps since the onset counted as clean until now.
-        self._is_clean[rows, index] = False
+        self._is_clean[rows, index if len(self._ranks) > 2 else slice(None)] = False
         self._means[rows] = 0.0
         return [found]
+
+    @staticmethod
+    def _of_peers(times: Floats, index: int) -> float:
+        """The median of the others' times (W,); NaN: not there."""
+        others = np.delete(times, index)
+        return float(np.median(others[~np.isnan(others)])) if not np.isnan(others).all() else np.nan
 
     def _onset(self, index: int, phase: int) -> int:
         """The step at which the excess began: from there on, it is at least half of the newest on average."""
@@ -269,14 +299,18 @@ class SlowRanks:
                 over.append(replace(slow, until=until))
                 # Its windows become those of its peers, so that what is over is not reported again.
                 self._excess[:, index] = self._usual[index]
-                self._own[:, index], self._computed[:, index] = np.moveaxis(self._reference, 1, 0)
+                reference = self._reference[:, min(index, self._reference.shape[1] - 1)]
+                self._own[:, index], self._computed[:, index] = np.moveaxis(reference, 1, 0)
                 self._now[:, index] = 0.0
         return over
 
 
-def reference_of(times: Floats) -> Floats:
-    """What is compared with, of the times of W ranks (W, ...): their median; of two, the quicker one's."""
-    return _median(times, 0) if len(times) > 2 else times.min(axis=0)
+def references_of(times: Floats, ranks: int) -> Floats:
+    """What is compared with, of the times of those that are there (W, ...): (1, ...), their median.
+
+    Of two `ranks` in all, what each of them is compared with (2, ...): the other one's.
+    """
+    return times[::-1] if ranks == 2 else _median(times, 0)[None]
 
 
 def _median(values: Floats, axis: int) -> Floats:

@@ -3,11 +3,12 @@
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.diagnosis.slow import PHASES, SKIPPED, Slow, reference_of
+from distsummary.diagnosis.slow import PHASES, SKIPPED, Slow, references_of
 
 Floats = NDArray[np.float64]
 
@@ -25,6 +26,27 @@ LEAST_MS, FACTOR = 10.0, 2.0
 FEWEST, MORE, OTHERS, SPAN, LONG = 5, 10, 3, 100, 5.0
 COMPUTING = ("forward", "backward", "optimizer", "rest")
 SHARE, LEAST_MS_A_STEP = 0.05, 1.0
+# Stalls also count by time, such as those of a rank that evaluates now and then: RARE ones, each longer than
+# GREAT steps, are enough if they took SHARE of the wall clock. REMEMBERED ones are, however long ago.
+RARE, GREAT, REMEMBERED = 2, 50.0, 16
+# A rank is blocked at a single step by itself, and not by a busy host, if it was in the run queue for less
+# than QUIET of that time: so the host is quiet, or the phase was blocked for LONG steps.
+QUIET = 0.25
+
+
+class StepSpent(NamedTuple):
+    """Milliseconds that W ranks spent at a step in each of PHASES (W, P); NaN for a rank that reported none.
+
+    `own`: by themselves, where blocked time of computing is that which is usual. `at_once`: with what blocked
+    them at this step. `queued`: in the run queue. `wall_ms`: how long the step took. `is_quiet`: whether the
+    ranks have hardly waited for a processor lately.
+    """
+
+    own: Floats
+    at_once: Floats
+    queued: Floats
+    wall_ms: float
+    is_quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,61 +55,89 @@ class _Stall:
     step: int
     own_ms: float
     peers_ms: float
+    before_ms: float  # the wall clock until then
+
+    @property
+    def lost_ms(self) -> float:
+        return self.own_ms - self.peers_ms
 
 
 class Stalls:
     """Judges the steps of ranks that are each other's peers, one after the other, as `SlowRanks` does."""
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._seen, self._wall_ms = 0, 0.0
         self._steps_ms: deque[float] = deque(maxlen=WINDOW)  # of the peers' own
         self._stalls: dict[tuple[int, str], deque[_Stall]] = {}  # of a rank in a phase
+        self._great: dict[tuple[int, str], deque[_Stall]] = {}  # of these, the long ones
         self._last: dict[tuple[int, str], int] = {}  # the step of the last one
         self._open: dict[tuple[int, str], Slow] = {}  # what was reported and is not over
+        self._slow_until: dict[int, int] = {}  # up to which of the steps a rank was slow at each
 
     def add(
-        self, step: int, ranks: NDArray[np.int64], own: Floats, *, slow: Collection[int], is_busy: bool
+        self,
+        step: int,
+        ranks: NDArray[np.int64],
+        spent: StepSpent,
+        *,
+        slow: Collection[int],
+        is_busy: bool,
     ) -> list[Slow]:
         """Judge a step; returns what begins or ends with it.
 
         Args:
             step: larger than in the calls before.
             ranks: all peers (W,).
-            own: the milliseconds of their own in each of PHASES (W, P); a row of NaN for a rank that did not
-                report this step.
-            slow: the ranks that are slow at each step, whose stalls are not looked for.
+            spent: what they did.
+            slow: the ranks that are slow at each step: their stalls are compared with, but not reported.
             is_busy: the ranks wait so long for processors that nothing begins with this step.
         """
-        present = ~np.isnan(own[:, 0])
+        present = ~np.isnan(spent.own[:, 0])
         if present.sum() < 2:
             return []
         self._seen += 1
         if self._seen <= SKIPPED:
             return []
-        reference = reference_of(own[present])
-        self._steps_ms.append(float(np.median(own[present].sum(axis=1))))
+        self._steps_ms.append(float(np.median(spent.own[present].sum(axis=1))))
+        step_ms = float(np.median(self._steps_ms))
+        own, reference = self._at_this_step(spent, present, step_ms)
         # What a rank stalled before it was found to be slow at each step is part of that.
-        for key in [key for key in self._stalls if key[0] in slow and key not in self._open]:
-            del self._stalls[key]
-        own = np.where(present[:, None], own, 0.0)
-        least_ms = max(float(np.median(self._steps_ms)), LEAST_MS)
-        found = np.argwhere((own >= reference + least_ms) & (own >= FACTOR * reference))
+        self._slow_until |= dict.fromkeys(slow, self._seen)
+        found = np.argwhere((own >= reference + max(step_ms, LEAST_MS)) & (own >= FACTOR * reference))
         begun = []
         for index, phase in found.tolist():
             key = int(ranks[index]), PHASES[phase]
-            if key[0] not in slow:
-                self._count(key, _Stall(self._seen, step, float(own[index, phase]), float(reference[phase])))
-                if key not in self._open and not is_busy and self._is_certain(key, ranks):
-                    begun.append(self._begin(key))
+            took, peers = float(own[index, phase]), float(reference[index, phase])
+            stall = _Stall(self._seen, step, took, peers, self._wall_ms)
+            self._count(key, stall, is_great=stall.lost_ms >= GREAT * step_ms)
+            if key[0] not in slow and key not in self._open and not is_busy:
+                stalls = self._certain(key, ranks, self._wall_ms + spent.wall_ms)
+                begun += [self._begin(key, stalls)] if stalls else []
+        self._wall_ms += spent.wall_ms
         return [*self._ended(), *begun]
 
-    def _count(self, key: tuple[int, str], stall: _Stall) -> None:
+    @staticmethod
+    def _at_this_step(spent: StepSpent, present: NDArray[np.bool_], step_ms: float) -> tuple[Floats, Floats]:
+        """What counts of the times of each rank, and what it is compared with (W, P)."""
+        usual = spent.at_once if spent.is_quiet else spent.own
+        own, reference = usual, references_of(usual[present], len(present))
+        if not spent.is_quiet and np.nanmax(spent.at_once - usual) >= LONG * step_ms:
+            of_peers = references_of(spent.at_once[present], len(present))
+            more = spent.at_once - of_peers
+            is_sure = (more >= LONG * step_ms) & (spent.queued < QUIET * more)
+            own = np.where(is_sure, spent.at_once, own)
+            reference = np.where(is_sure, of_peers, reference)
+        return np.where(present[:, None], own, 0.0), np.broadcast_to(reference, own.shape)
+
+    def _count(self, key: tuple[int, str], stall: _Stall, *, is_great: bool) -> None:
         self._last[key] = stall.step
         stalls = self._stalls.setdefault(key, deque())
         if stalls and stalls[-1].number == stall.number - 1:
             stalls[-1] = replace(stalls[-1], number=stall.number)
-        else:
-            stalls.append(stall)
+            return
+        stalls.append(stall)
+        if is_great:
+            self._great.setdefault(key, deque(maxlen=REMEMBERED)).append(stall)
 
     def _recent(self, key: tuple[int, str]) -> deque[_Stall]:
         stalls = self._stalls.get(key, deque())
@@ -95,28 +145,46 @@ class Stalls:
             stalls.popleft()
         return stalls
 
-    def _is_certain(self, key: tuple[int, str], ranks: NDArray[np.int64]) -> bool:
-        stalls = self._recent(key)
-        steps = self._seen - stalls[0].number + 1
-        count = len(stalls)
+    def _certain(self, key: tuple[int, str], ranks: NDArray[np.int64], wall_ms: float) -> list[_Stall]:
+        """The stalls by which a rank holds up its peers, for certain; none if it is not."""
+        past = self._slow_until.get(key[0], 0)
+        stalls = [one for one in self._recent(key) if one.number > past]
+        great = [one for one in self._great.get(key, ()) if one.number > past]
+        if self._seen < SPAN or not stalls:
+            return []
+        is_often = len(great) >= RARE + OTHERS * self._of_others(key, ranks, self._great)
+        # All that are remembered may be far from the first step.
+        begun_ms = great[0].before_ms if len(great) == REMEMBERED else 0.0
+        if is_often and sum(one.lost_ms for one in great) >= SHARE * (wall_ms - begun_ms):
+            return great
+        steps, count = self._seen - stalls[0].number + 1, len(stalls)
         # Of the phases that compute, only stalls that no batch explains count in full, see LONG and MORE.
         if key[1] in COMPUTING:
             least_ms = LONG * float(np.median(self._steps_ms))
-            long = sum(stall.own_ms - stall.peers_ms >= least_ms for stall in stalls)
-            count = max(long, count - (MORE - FEWEST))
-        if count < FEWEST or steps < SPAN:
-            return False
-        others = {rank: 0 for rank in ranks.tolist() if rank != key[0]}
-        for rank, phase in self._stalls:
-            if rank in others:
-                others[rank] += len(self._recent((rank, phase)))
-        if count < FEWEST + OTHERS * float(np.median([*others.values()])):
-            return False
-        lost_ms = sum(stall.own_ms - stall.peers_ms for stall in stalls)
-        return lost_ms >= max(SHARE * sum([*self._steps_ms][-steps:]), LEAST_MS_A_STEP * steps)
+            count = max(sum(one.lost_ms >= least_ms for one in stalls), count - (MORE - FEWEST))
+        if steps < SPAN or count < FEWEST + OTHERS * self._of_others(key, ranks, self._stalls):
+            return []
+        lost_ms = sum(one.lost_ms for one in stalls)
+        least_ms = max(SHARE * sum([*self._steps_ms][-steps:]), LEAST_MS_A_STEP * steps)
+        return stalls if lost_ms >= least_ms else []
 
-    def _begin(self, key: tuple[int, str]) -> Slow:
-        stalls, (rank, phase) = self._stalls[key], key
+    def _of_others(
+        self,
+        key: tuple[int, str],
+        ranks: NDArray[np.int64],
+        counted: dict[tuple[int, str], deque[_Stall]],
+    ) -> float:
+        """How many stalls the peers of a rank had lately: their median. Those of slow ranks count, too."""
+        others = {rank: 0 for rank in ranks.tolist() if rank != key[0]}
+        for rank, phase in counted:
+            if rank in others:
+                others[rank] += len(
+                    self._recent((rank, phase)) if counted is self._stalls else counted[rank, phase]
+                )
+        return float(np.median([*others.values()]))
+
+    def _begin(self, key: tuple[int, str], stalls: list[_Stall]) -> Slow:
+        rank, phase = key
         found = self._open[key] = Slow(
             rank=rank,
             phase=phase,
@@ -131,5 +199,11 @@ class Stalls:
         return found
 
     def _ended(self) -> list[Slow]:
-        over = [key for key in self._open if not self._recent(key)]
+        # Those by time are over when they no longer take their share, as no new one comes.
+        over = [
+            key
+            for key in self._open
+            if not self._recent(key)
+            and sum(one.lost_ms for one in self._great.get(key, ())) < SHARE * self._wall_ms
+        ]
         return [replace(self._open.pop(key), until=self._last[key]) for key in over]

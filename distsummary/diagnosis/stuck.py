@@ -8,6 +8,7 @@ for it, cannot: it was stopped, is dead, or native code holds its interpreter lo
 """
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 from distsummary.diagnosis.sentence import named_ranks, seconds
 from distsummary.diagnosis.source_lines import is_same_line
-from distsummary.diagnosis.verdict import FAILED, HANG, LOST, Verdict
+from distsummary.diagnosis.verdict import AWAITED, FAILED, HANG, LOST, WARNING, Verdict
 from distsummary.rundir.consequences import follows_from_another
 
 # A late step is reported after CONFIRM_S: by then each rank has reported where it is. If no one waits for the
@@ -25,15 +26,26 @@ from distsummary.rundir.consequences import follows_from_another
 CONFIRM_S = 2.0
 APART_S = 1.0
 LONG_S = 60.0
+COMPILE = "compile"  # the phase in which code is compiled
 WAITING = "wait"  # the phase in which a rank waits for the gradients of others
 # The states of ranks for which others may still wait; those of RAISED ended by an exception, such as
 # SystemExit.
 ENDED = ("finished", "incomplete", "failed", "lost")
 RAISED = ("failed", "interrupted")
+ABSENT = "absent"  # the state of a rank that is in a group of the others, and has not begun to record
 # The collectives whose sizes are equal on all ranks.
 ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")
 AFTER_RUN = "after the run"  # the phase of a rank whose process continues although its run is closed
 PATIENCE_S = 10.0
+# A rank that computes may do so for MOVING_S. One that waits for what ends by itself, such as an upload by
+# another program, may for LONG_S: until then it is no error. Its stack, or its line, shows that.
+MOVING_S = 600.0
+_ENDING = re.compile(
+    r"[/\\](subprocess|socket|ssl|shutil|ftplib|smtplib)\.py:|[/\\](http|urllib|urllib3|requests|httpx|aiohttp|"
+    r"botocore|s3fs|gcsfs|fsspec|google|azure|huggingface_hub|wandb|mlflow|filelock)[/\\]"
+)
+_ENDING_CALLS = re.compile(r"\b(open|read\w*|write\w*|flush|fsync|flock|lockf|sync|copy\w*|unlink|urlopen)\(")
+_INNER = 12  # lines of a stack, the innermost ones
 STANDS = ("has been at", "was at")  # of a rank that reports where it is
 _PHASES = {  # how a phase is said, where its name says little
     "rest": "outside of data, forward, backward and optimizer",
@@ -187,21 +199,50 @@ class RankReport:
         """Whether it waits for other ranks."""
         return self.pending is not None or self.phase == WAITING or self.has_lost_another
 
+    @property
+    def may_end(self) -> bool:
+        """Whether what it does ends by itself, if it has not done so for too long."""
+        if self.late_s is None or self.phase == AFTER_RUN:
+            return False
+        if self.is_moving:
+            return self.late_s < MOVING_S
+        is_ending = any(_ENDING.search(line) for line in self.stack[:_INNER])
+        return (is_ending or bool(_ENDING_CALLS.search(self.line))) and self.late_s < LONG_S
+
     def is_over_limit(self, *, least_s: float = 0.0, more_s: float = 0.0) -> bool:
         """Whether it has stood still for `more_s` longer than it usually does at most, and for `least_s`."""
         if self.late_s is None or self.limit_s is None:
             return False
         if self.is_moving:
             least_s = max(least_s, LONG_S)
-        return self.late_s >= max(self.limit_s + CONFIRM_S + more_s, least_s)
+        # A thread that is blocked in its first step, for which there is no usual length.
+        begins = self.step <= 1 and bool(self.groups) and not self.is_moving and self.phase != COMPILE
+        limit_s = min(self.limit_s, LONG_S) if begins else self.limit_s
+        return self.late_s >= max(limit_s + CONFIRM_S + more_s, least_s)
 
 
 def hung(reports: Sequence[RankReport]) -> list[Verdict]:
     """The ranks for which others wait, or that stand still while others continue; none if all is well.
 
+    While what they do may end by itself, that is a warning (AWAITED), and no hang.
+
     Args:
         reports: one for each rank that has registered, by rising rank.
     """
+    by_rank = {one.rank: one for one in reports}
+    # The first step may take long: data are prepared, code is compiled.
+    begins = all(one.step <= 1 and (one.late_s or 0.0) < MOVING_S for one in reports)
+    return [
+        replace(one, cause=AWAITED, level=WARNING)
+        if one.cause == HANG
+        and (begins or all((at := by_rank.get(rank)) and at.may_end for rank in one.ranks or (one.rank,)))
+        else one
+        for one in _stuck(reports)
+    ]
+
+
+def _stuck(reports: Sequence[RankReport]) -> list[Verdict]:
+    """What `hung` says, with HANG as the cause of whatever may end by itself."""
     # What a rank that has ended reported at an earlier step is no longer where it was.
     left = [one.step for one in reports if one.is_waiting and not one.has_ended and _has_stopped(one)]
     if left:
@@ -341,7 +382,6 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
     by_rank = {one.rank: one for one in reports}
     awaited: dict[int, str] = {}  # rank -> which collective it has not begun, and which ranks wait there
     inside_of: dict[int, str] = {}  # the same, without the rank
-    unknown: set[int] = set()
     for name, ranks in _groups(waiting):
         inside = [one for one in waiting if _in_group(one, name, ranks) is not None]
         first = min(inside, key=lambda one: _pending_number(one, name, ranks))
@@ -351,10 +391,7 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
         what = f"{_what(pending)} (collective {number} of group {name})"
         # For each rank of the group that has not begun what the first of the others wait in, note who waits.
         for rank in ranks:
-            other = by_rank.get(rank)
-            if other is None:
-                unknown.add(rank)
-                continue
+            other = by_rank.setdefault(rank, RankReport(rank=rank, state=ABSENT))
             seen = None if other.phase == AFTER_RUN else _in_group(other, name, ranks)
             if seen is not None and seen.newest >= number:
                 continue
@@ -392,7 +429,7 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
     if not any(one.is_over_limit() for one in waiting):
         return []
     if not found:
-        return _all_wait(reports, waiting, awaited, unknown)
+        return _all_wait(reports, waiting, awaited)
     longest_s = max(one.late_s or 0.0 for one in waiting)
     # The others wait for an evaluation, a checkpoint, or a rank that has continued.
     if any(_goes_on(one, longest_s) for one, _ in found):
@@ -497,9 +534,8 @@ def _all_wait(
     reports: Sequence[RankReport],
     waiting: Sequence[RankReport],
     awaited: Mapping[int, str],
-    unknown: Collection[int],
 ) -> list[Verdict]:
-    """All that report wait: for each other in a circle, for ranks that do not record, or for the network."""
+    """All that report wait: for each other in a circle, or for the network."""
     by_rank = {one.rank: one for one in reports}
     # Each waits in another collective than the one that it has not begun.
     if awaited:
@@ -521,9 +557,7 @@ def _all_wait(
         text = f"is in {_where(behind[0])}{_root_of(behind[0])}, which {named_ranks(others)} ended"
         return _on_each([(one, text) for one in behind], reports)
     all_s = min(one.late_s or 0.0 for one in waiting)
-    if unknown:
-        why = f"{named_ranks(unknown)} of the group, for which they may wait, recorded nothing here"
-    elif any(one.late_s is None for one in reports):
+    if any(one.late_s is None for one in reports):
         # The rank that has not reported has begun the collective all the same.
         text = f"has begun {_where(first)}, in which {_waits([one.rank for one in waiting], waiting)}"
         return _on_each([(one, text) for one in reports if one.is_stopped], reports)
@@ -641,6 +675,8 @@ def _they(text: str, count: int) -> str:
 
 def _silence(report: RankReport) -> str:
     """What is known of a rank that reports nothing."""
+    if report.state == ABSENT:
+        return "has recorded nothing: it has not come to its first step, or it makes no run"
     process = report.process or (
         "its process was stopped, is dead, or native code in it holds the interpreter lock"
     )

@@ -9,6 +9,7 @@ from distsummary.base.checks import check_choice
 LEVELS = INFO, WARNING, ERROR = "info", "warning", "error"  # in the order of their weight
 SLOW = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "unknown")
 HANG, LOST, FAILED = "hang", "lost", "failed"
+AWAITED = "waiting"  # the others wait for a rank that does what ends by itself, so far not for long
 NAN, DRIFT, CONFIG, SHARD, MEMORY = "nan", "drift", "config", "shard", "memory"
 STOPPED = (HANG, LOST, FAILED)  # causes for which other ranks wait until the run is ended
 DROPPED, UNSAVED = "dropped", "unsaved"  # values; a checkpoint
@@ -19,7 +20,7 @@ ENDS = (STARTED, FINISHED, INTERRUPTED, FAILED, LOST)  # what the state of the r
 FACTS = (DROPPED, UNSAVED, LOADER, GROWTH, OVERHEAD)
 OF_THE_RUN = (*ENDS, *FACTS)  # one alert for all ranks of an attempt
 NOTICES = (STARTED, FINISHED, INTERRUPTED, MESSAGE)  # causes of alerts that are no verdict on a rank
-CAUSES = (*SLOW, *STOPPED, NAN, DRIFT, CONFIG, SHARD, MEMORY, *FACTS, *NOTICES)
+CAUSES = (*SLOW, *STOPPED, AWAITED, NAN, DRIFT, CONFIG, SHARD, MEMORY, *FACTS, *NOTICES)
 ERRORS = frozenset((*STOPPED, NAN, DRIFT, SHARD, DROPPED, UNSAVED))
 INFOS = frozenset((STARTED, FINISHED, MESSAGE))  # unless a message has a level of its own; else a warning
 

@@ -16,6 +16,7 @@ WAIT_MS = f"{PERF_TAGS}wait_ms"  # for other ranks
 # What the loop's thread did in each phase of a step, to find out which rank is slow; each rank has them, but
 # not the merged run.
 PHASE_TAGS = f"{PERF_TAGS}phase/"
+LOADER_IDLE = f"{PHASE_TAGS}data/idle_ms"  # how long the workers of the loader had nothing to do
 EVERY = f"{PHASE_TAGS}every"  # one step in so many is measured; not reported while it is 1
 
 # What a process, its node and its GPU use; ranks take samples at steps of their own.
@@ -34,6 +35,7 @@ BATCH_TAGS = (f"{CHECK_TAGS}batch/0", f"{CHECK_TAGS}batch/1")  # the digest of a
 # before the event that was.
 NONFINITE_TAGS = {kind: f"{CHECK_TAGS}nonfinite/{kind}" for kind in ("input", "gradient", "weight")}
 LAG = "/lag"
+EPOCH = f"{CHECK_TAGS}epoch"  # at the first step of an epoch: its number
 
 # Of the merged run: on how many ranks a step stands, and the statistics of a tag over the ranks.
 OF_RANKS = f"{OWN}ranks/"

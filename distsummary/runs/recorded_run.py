@@ -643,7 +643,7 @@ def findings(run: RecordedRun) -> list[Verdict]:
 
 def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[dict[str, Any]]:
     """The alerts with what they say in words, the heaviest first; what is no verdict of ours comes last."""
-    found: list[tuple[tuple[bool, float, bool], dict[str, Any]]] = []
+    found: list[tuple[tuple[int, bool, float, bool], dict[str, Any]]] = []
     foreign = []
     for alert in alerts:
         try:

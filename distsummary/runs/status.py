@@ -10,7 +10,7 @@ from typing import NamedTuple
 from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import is_finding, open_findings, read_alerts, worst_level
 from distsummary.diagnosis.stuck_files import hung_ranks
-from distsummary.diagnosis.verdict import ERROR, Verdict
+from distsummary.diagnosis.verdict import AWAITED, ERROR, Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.states import AttemptState, RankState, RunState, read_run
@@ -129,7 +129,7 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         run=run,
         now=now,
         merged=merged,
-        stuck=tuple(stuck),
+        stuck=tuple(one for one in stuck if one.cause != AWAITED),
         findings=tuple(findings),
         earlier=earlier,
         unmerged=unmerged,

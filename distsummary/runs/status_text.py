@@ -31,6 +31,7 @@ from distsummary.runs.status import EACH_RANK, GOOD, Status, newest_step, ranks_
 
 ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
 MAX_ROWS = 18  # of more ranks; with all else, 40 lines
+START_S = 60.0  # after so long, it is said that no rank has made a step
 STUCK = "stuck"  # the phase of a rank for which others wait, or that stands still
 EARLIER = 3  # attempts before the newest that have a line
 FINDINGS = 3  # in a sentence
@@ -123,7 +124,7 @@ def hints(status: Status) -> list[str]:
     path = shlex.quote(printable(str(run.path)))
     found = findings_of(status, "more " if status.stuck else "")
     said = [f"{_verdict(status, newest)}{found and f', with {found}'}.", *causes(status)]
-    if newest.missing:
+    if newest.missing and newest_step(newest):
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
     said += _stuck(status) or behind_ranks(status)
     if status.findings or status.earlier:
@@ -192,6 +193,10 @@ def _verdict(status: Status, newest: AttemptState) -> str:
         is_all = len(living) == newest.world_size > 1
         run = "runs" if len(living) == 1 else "run"
         runs = f"{'all ' if is_all else ''}{numbered(len(living), 'rank')} {run}"
+        waited_s = status.now - newest.started
+        if not bad and not newest_step(newest) and waited_s >= START_S:
+            begun = f": {absent} {'has' if len(newest.missing) == 1 else 'have'} not begun" if absent else ""
+            return f"No rank has made a step for {seconds(waited_s)}{begun}"
         if absent:
             return f"The run continues without {absent}: {runs}"
         if status.stuck:

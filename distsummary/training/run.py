@@ -21,7 +21,7 @@ from distsummary.base.at_exit import close_at_exit, is_closed, process_error
 from distsummary.base.checks import check_int, check_type
 from distsummary.base.guard import guarded, mark_users
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
-from distsummary.format.own_tags import DATA_WAIT_MS, STEP_MS
+from distsummary.format.own_tags import DATA_WAIT_MS, EPOCH, STEP_MS
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.topology import Topology, detect
@@ -284,6 +284,8 @@ class Run(Recording):
                 # Made only now, because starting the loader's workers counts as waiting for data.
                 if batches is None:
                     batches = iter(loader)
+                    if phases is not None:
+                        phases.loader.begin(batches)
                 try:
                     batch = next(batches)
                 except StopIteration:
@@ -328,6 +330,7 @@ class Run(Recording):
             # This is reached also if the loader raises. If another loop has begun, the phase is that one's.
             if self._phases is not None and self._opener in (None, opener):
                 self._phases.enter(REST)
+                self._phases.loader.end()
                 self._phases.is_in_loop = False
         if not self._in_epochs:
             self._settle_epoch()
@@ -367,6 +370,9 @@ class Run(Recording):
     def _end_manual_step(self, step: ManualStep) -> None:
         if self._opener is step and os.getpid() == self._pid:
             self._end_step(self._clock(), is_whole=True)
+            # What comes until the next step is the user's, such as rollouts.
+            if self._phases is not None:
+                self._phases.enter(REST)
 
     def _go_to(self, step: int, *, has_values: bool) -> bool:
         if self._opener not in (None, BY_LOG) and not isinstance(self._opener, ManualStep):
@@ -600,6 +606,9 @@ class Run(Recording):
             found = self._phases.end_step(step) or {}
             if is_timed:
                 logged.update(found)
+            # Ranks whose epochs begin at different steps are not compared.
+            if step == self._steps_before_epoch + 1:
+                logged[EPOCH] = float(params["cur_epoch_num"])
         # A quick check of all numbers: with a NaN or an infinity, their sum is not in this range.
         try:
             is_finite = LOWEST < sum(logged.values()) < LARGEST  # type: ignore[arg-type]

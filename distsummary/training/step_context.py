@@ -8,6 +8,7 @@ from typing import Protocol
 from distsummary.format.records import Value
 from distsummary.rundir.topology import Topology
 from distsummary.training.finite import FiniteCheck
+from distsummary.training.timing.loader_use import LoaderUse
 from distsummary.training.values import Scalar
 
 ENDED_LATE = (
@@ -21,6 +22,7 @@ class MeasuredPhases(Protocol):
 
     current: str
     is_in_loop: bool
+    loader: LoaderUse
 
     def within(self, phase: str) -> contextlib.AbstractContextManager[None]:
         """Count what is done in the context as that phase."""

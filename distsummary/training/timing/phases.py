@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from distsummary.base.guard import Counts, Guard, guarded
 from distsummary.diagnosis.measured_steps import is_measured
-from distsummary.format.own_tags import EVERY, OWN_MS, PHASE_TAGS, WAIT_MS
+from distsummary.format.own_tags import EVERY, LOADER_IDLE, OWN_MS, PHASE_TAGS, WAIT_MS
 from distsummary.training.timing.affordable import affordable_every
+from distsummary.training.timing.loader_use import LoaderUse
 from distsummary.training.timing.worker_queues import WorkerQueues
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ ON_DEVICE = (*COMPUTING, WAIT)
 _NOTHING = (0.0, 0.0, 0.0)
 STEP_PHASES = (
     *(tag for tags in TAGS.values() for tag in tags),
-    *(OWN_MS, WAIT_MS, EVERY),
+    *(OWN_MS, WAIT_MS, EVERY, LOADER_IDLE),
 )
 UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torch could report it
 FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it costs
@@ -53,6 +54,8 @@ SHARE = 0.01  # of the time, what marks may cost on average
 AROUND_S = 90e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
+# That is looked at before if the median of so many steps has become so many times as long.
+EARLY, SLOWER = 4, 4.0
 READINGS = 3  # of clocks that were not read together, at most
 STARVED_KEPT = 0.9  # of what workers waited, after each step: batches are loaded ahead
 STEADY = 1.25  # a step must be so many times longer than needed before more steps are marked again
@@ -141,7 +144,7 @@ class Phases:
         self._before = REST  # the phase in which that one began
         self.on_backward: Callable[[], None] = lambda: None
         self.device: DeviceTimes | None = None  # then "blocked" is how much longer the device computed
-        self._workers = workers or WorkerQueues()
+        self._workers, self.loader = workers or WorkerQueues(), LoaderUse()
         self._starved_s: dict[int, float] = {}  # how long workers waited, as far as no batch was late for it
         self._interrupted: str | None = None  # the phase in which garbage is being collected
         self.every, self.is_marked = 1, True
@@ -151,6 +154,7 @@ class Phases:
         self._costs_s: list[float] = []
         self._steps_ms: list[float] = []  # since it was chosen which steps are marked
         self._next_choice = FIRST_MEASURED  # after so many
+        self._chosen_ms = self._mark_s = 0.0  # how long a step and a mark took when it was chosen
         gc.callbacks.append(self._collect)
 
     def drop_step(self) -> None:
@@ -275,11 +279,17 @@ class Phases:
             self._costs_s.append(self._cost_s)
             self._cost_s = 0.0
             self._is_weighed = len(self._costs_s) < FIRST_MEASURED
-        if len(self._steps_ms) < self._next_choice:
+        newest = self._steps_ms[-EARLY:]
+        is_slower = self.every > 1 and statistics.median(newest) > SLOWER * self._chosen_ms
+        if len(self._steps_ms) < self._next_choice and not (is_slower and len(newest) == EARLY):
             return
-        step_s = 1e-3 * statistics.fmean(self._steps_ms[SKIPPED:])
+        measured = self._steps_ms[SKIPPED:] if len(self._steps_ms) >= self._next_choice else newest
+        self._chosen_ms = statistics.fmean(measured)
+        step_s = 1e-3 * self._chosen_ms
         # Other work can only add to what was measured, so that the lower quartile is the best estimate.
-        cost_s = statistics.quantiles(self._costs_s[SKIPPED:])[0] + AROUND_S
+        if len(self._costs_s) >= FIRST_MEASURED:
+            self._mark_s = statistics.quantiles(self._costs_s[SKIPPED:])[0]
+        cost_s = self._mark_s + AROUND_S
         self._steps_ms.clear()
         self._costs_s.clear()
         self._is_weighed, self._next_choice = True, MEASURED
@@ -325,6 +335,8 @@ class Phases:
             found[cpu_tag], found[blocked_tag], found[queue_tag] = 1e3 * cpu, 1e3 * blocked, 1e3 * queue
         # Clocks are not read at the same moment, so that a time of waiting may come out negative.
         found[OWN_MS], found[WAIT_MS] = 1e3 * own, 1e3 * max(0.0, waited)
+        if (idle := self.loader.idle) is not None:
+            found[LOADER_IDLE] = idle * (found[OWN_MS] + found[WAIT_MS])
         if self._is_weighed:
             # All of this call is a cost, including what `_account` has already added.
             self._cost_s = weighed_s + self._cpu() - self._cpu_s

@@ -1,6 +1,7 @@
 """StuckRanks: when hangs are reported, and when they end."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -99,3 +100,45 @@ def test_a_hang_is_reported_also_while_alerts_cannot_be_read(tmp_path, busy, cap
     assert stuck.look(attempt()) == []
     assert reported(run_dir) == [(2, 60, None)]
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("ends_at", [None, "later step", "the end"])
+def test_a_rank_that_is_waited_for_is_a_warning_then_a_hang_and_closes_when_all_have_passed_it(
+    tmp_path, busy, capsys, ends_at
+):
+    """Rank 2 runs another program at step 60, for 4 s and then for 61 s."""
+    run_dir, stuck = RunDir(tmp_path), StuckRanks(RunDir(tmp_path))
+
+    def write(late_s):
+        report = RankReport(
+            rank=2, step=60, phase="forward", late_s=late_s, limit_s=1.0, recorder="on",
+            groups=(ProcessGroup("0", tuple(range(WORLD)), ()),), line="t.py:7 in save: subprocess.run(x)",
+            stack=("/lib/subprocess.py:2 in wait",),
+        )  # fmt: skip
+        path = run_dir.writer_dir("train", 2, WORLD) / STUCK
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            json.dumps({"format": FORMAT, "attempt": 0, "rank": 2, "is_over": False} | report.as_json())
+        )
+
+    def found():
+        return [(one["cause"], one["level"], one["until_step"]) for one in read_alerts(run_dir)]
+
+    write(4.0)
+    stuck.look(attempt())
+    assert found() == [("waiting", "warning", None)]
+    if ends_at is None:
+        write(61.0)
+        stuck.look(attempt())
+        stuck.look(attempt())
+        assert found() == [("waiting", "warning", 60), ("hang", "error", None)]
+        assert "Rank 2 keeps the others waiting at step 60" in capsys.readouterr().err
+        return
+    for rank in range(WORLD):
+        (run_dir.writer_dir("train", rank, WORLD) / STUCK).unlink()
+    ended = attempt(step=61)
+    if ends_at == "the end":
+        ranks = tuple(replace(rank, state="finished") for rank in ended.ranks)
+        ended = replace(ended, state="finished", ranks=ranks)
+    stuck.look(ended)
+    assert found() == [("waiting", "warning", 60)]

@@ -18,11 +18,12 @@ CPU, BLOCKED = range(2)
 def reported(step: int, ranks: int, *, data: float = 5.0, slow: int | None = None) -> OwnTimes:
     """A step in which all phases but data take 1 ms; `data` ms are added to rank `slow`."""
     rng = np.random.default_rng(step)
-    times = np.zeros((ranks, 2, len(PHASES)))
+    times = np.zeros((ranks, 3, len(PHASES)))
     times[:, CPU] = rng.normal(1.0, 0.01, (ranks, len(PHASES)))
     if slow is not None:
         times[slow, CPU, PHASES.index("data")] += data
-    return OwnTimes(step, np.arange(ranks), times, np.ones(ranks, int), np.zeros(ranks))
+    zeros = np.zeros(ranks)
+    return OwnTimes(step, np.arange(ranks), times, np.ones(ranks, int), zeros, zeros, np.full(ranks, np.inf))
 
 
 def first(one: OwnTimes, ranks: int) -> OwnTimes:
@@ -56,7 +57,7 @@ def test_own_times_sorts_scalars_of_any_order_and_leaves_out_waiting() -> None:
     assert rank_1[CPU, PHASES.index("data")] == 10
     assert rank_1[BLOCKED, PHASES.index("data")] == 100
     assert rank_1[CPU, PHASES.index("backward")] == 100_000
-    assert rank_1.sum() == 10 + 100 + 100_000
+    assert rank_1.sum() == 10 + 100 + 100_000 + 10**6 + 10**7
     assert first.queued.tolist() == [10**6 + 10**7, 2 * (10**6 + 10**7)]
     assert list(own_times(["loss"], which[:0], ranks[:0], steps[:0], values[:0])) == []
 

@@ -209,3 +209,20 @@ def test_what_costs_more_is_written_and_not_printed_again(run_dir, capsys):
     assert (found["lost_s"], found["evidence"]) == (3.0, "now it takes longer")
     assert len(lines(capsys)) == 1
     assert run_dir.alerts_path.read_bytes().count(b"\n") == 2
+
+
+def test_a_slow_rank_is_said_when_it_has_cost_enough_and_no_finding_before(run_dir, capsys, clock):
+    alerts = Alerts(run_dir)
+    clock.now += 60
+    assert alerts.report(0, verdict("data", lost_s=0.1))
+    assert (lines(capsys), held(run_dir)) == ([], ["cost"])
+    assert open_findings(read_alerts(run_dir), None) == []
+    assert not alerts.report(0, verdict("data", lost_s=0.5))
+    clock.now += 600
+    assert alerts.report(0, verdict("data", lost_s=1.0))
+    assert not alerts.report(0, verdict("data", lost_s=5.0))
+    assert lines(capsys) == ["Rank 1 has held up the run since step 3: because 3. Cost so far: 1.0 s."]
+    assert held(run_dir) == [None]
+    # Where no rank records that it waits, the cost is not known.
+    assert alerts.report(0, verdict("forward", rank=2))
+    assert len(lines(capsys)) == 1

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from distsummary.diagnosis.sentence import named_ranks, seconds, sentence
+from distsummary.diagnosis.sentence import named_ranks, seconds, sentence, weight
 from distsummary.diagnosis.verdict import CAUSES, FINISHED, INTERRUPTED, STARTED, Verdict
 
 SLOW = Verdict(
@@ -62,4 +62,21 @@ def test_ranks_and_seconds_in_words() -> None:
     assert named_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
     assert [seconds(value) for value in (0.04, 3.21, 35.4, 130.0, 9000.0)] == [
         "0.0 s", "3.2 s", "35 s", "2 min", "2.5 h",
+    ]  # fmt: skip
+
+
+def test_errors_come_first_then_what_ended_the_training_then_what_cost_most() -> None:
+    def one(cause: str, lost_s: float = 0.0) -> Verdict:
+        return replace(SLOW, cause=cause, lost_s=lost_s, level="")
+
+    verdicts = [
+        one("data", 1.0),
+        one("config"),
+        one("forward", 9.0),
+        one("drift"),
+        one("hang", 2.0),
+        one("nan"),
+    ]
+    assert [found.cause for found in sorted(verdicts, key=weight)] == [
+        "hang", "nan", "drift", "forward", "data", "config",
     ]  # fmt: skip

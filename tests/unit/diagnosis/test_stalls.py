@@ -4,18 +4,30 @@ import numpy as np
 import pytest
 
 from distsummary.diagnosis.slow import PHASES, Slow
-from distsummary.diagnosis.stalls import FEWEST, LONG, SPAN, WINDOW, Stalls
+from distsummary.diagnosis.stalls import FEWEST, GREAT, LONG, SPAN, WINDOW, Stalls, StepSpent
 from tests.unit.diagnosis.test_slow import step_times
 
-DATA, CHECKPOINT = PHASES.index("data"), PHASES.index("checkpoint")
+DATA, CHECKPOINT, REST = PHASES.index("data"), PHASES.index("checkpoint"), PHASES.index("rest")
 
 
-def judged(times: np.ndarray, *, slow: tuple[int, ...] = (), is_busy: bool = False) -> list[Slow]:
+def spent(at_once: np.ndarray, own: np.ndarray | None = None, queued: float = 0.0) -> StepSpent:
+    """A step on a quiet host, or with what is usual of computing phases (`own`) on another one."""
+    wall_ms = float(np.nanmax(at_once.sum(axis=1)))
+    usual, is_quiet = (at_once, True) if own is None else (own, False)
+    queues = np.full(at_once.shape, queued)
+    return StepSpent(own=usual, at_once=at_once, queued=queues, wall_ms=wall_ms, is_quiet=is_quiet)
+
+
+def judged(
+    times: np.ndarray, *, slow: tuple[int, ...] = (), slow_from: int = 0, is_busy: bool = False
+) -> list[Slow]:
     judge, ranks = Stalls(), np.arange(times.shape[1])
     return [
         found
         for number, row in enumerate(times, 1)
-        for found in judge.add(number, ranks, row, slow=slow, is_busy=is_busy)
+        for found in judge.add(
+            number, ranks, spent(row), slow=slow if number > slow_from else (), is_busy=is_busy
+        )
     ]
 
 
@@ -85,3 +97,40 @@ def test_a_rank_that_reports_no_steps_does_not_stall() -> None:
     times = step_times(7, WINDOW, 4, spikes=0)
     times[::32, 3] = np.nan
     assert judged(times) == []
+
+
+@pytest.mark.parametrize("slow_from", [0, 200, 299])
+def test_stalls_of_a_rank_that_was_found_slow_still_count_for_its_peer(slow_from: int) -> None:
+    times = step_times(7, 600, 2, spikes=0)
+    for step in range(len(times)):
+        times[step, step % 2, PHASES.index("backward")] += 60.0 * (step % 9 < 2)
+    assert judged(times, slow=(0,), slow_from=slow_from) == []
+
+
+@pytest.mark.parametrize(("queued", "is_found"), [(0.0, True), (20.0, True), (60.0, False)])
+def test_a_long_stall_counts_on_a_busy_host_if_its_own_phase_was_hardly_queued(
+    queued: float, is_found: bool
+) -> None:
+    usual = step_times(7, 700, 2, spikes=0)
+    times = usual.copy()
+    times[300::37, 1, REST] += 120.0
+    judge, ranks = Stalls(), np.arange(2)
+    found = [
+        one
+        for number, (row, own) in enumerate(zip(times, usual, strict=True), 1)
+        for one in judge.add(number, ranks, spent(row, own, queued), slow=(), is_busy=False)
+    ]
+    assert [(one.rank, one.phase) for one in found] == [(1, "rest")] * is_found
+
+
+@pytest.mark.parametrize(
+    ("each", "steps", "is_found"), [(100, 60, True), (400, 60, True), (400, 15, False), (1200, 60, False)]
+)
+def test_two_very_long_stalls_are_named_if_they_took_a_twentieth_of_the_time(
+    each: int, steps: float, is_found: bool
+) -> None:
+    times = step_times(7, 2500, 2, spikes=0)
+    assert steps != 60 or steps > GREAT
+    times[each::each, 0, REST] += steps * float(np.median(times.sum(axis=2)))
+    found = judged(times[: 2 * each + 50])
+    assert [(one.rank, one.phase, one.since) for one in found] == [(0, "rest", each + 1)] * is_found

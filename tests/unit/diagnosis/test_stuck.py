@@ -238,10 +238,14 @@ def test_all_wait_in_the_same_collective() -> None:
     assert "all have begun it: look at the network" in verdict.evidence
 
 
-def test_ranks_that_start_late_or_never_record_are_not_blamed() -> None:
+def test_a_rank_of_the_group_that_records_nothing_is_named_and_not_those_who_wait() -> None:
     here = [waits(rank) for rank in (0, 1, 2)]
     [verdict] = hung(here)
-    assert "rank 3 of the group, for which they may wait, recorded nothing here" in verdict.evidence
+    assert (verdict.rank, verdict.ranks, verdict.cause) == (3, (), "hang")
+    assert verdict.evidence == (
+        "it has not begun all_reduce of 2,632 elements (collective 65 of group 0), in which ranks 0 to 2 "
+        "have waited 3.5 s; it has recorded nothing: it has not come to its first step, or it makes no run"
+    )
     starting = RankReport(rank=3, step=1, phase="compile", late_s=20.0, limit_s=600.0, recorder="on")
     assert hung([*here, starting]) == []
 
@@ -478,3 +482,40 @@ def test_a_crashed_rank_at_the_line_of_all_others_expected_the_least(sizes: tupl
 
     [verdict] = hung([here(rank) for rank in range(3)])
     assert verdict.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "stack", "is_moving", "late_s", "cause"),
+    [
+        ("t.py:7 in save: subprocess.run(['aws'])", ("/lib/subprocess.py:2 in wait",), False, 4.0, "waiting"),
+        ("t.py:7 in save: subprocess.run(['aws'])", ("/lib/subprocess.py:2 in wait",), False, 61.0, "hang"),
+        ("t.py:7 in put: bucket.upload(x)", ("/lib/ssl.py:3 in recv", "/x/urllib3/a.py:1 in b"), False, 4.0,
+         "waiting"),
+        ("t.py:7 in log: file.write(line)", (), False, 4.0, "waiting"),
+        ("t.py:7 in evaluate: model(x)", (), True, 62.0, "waiting"),
+        ("t.py:7 in evaluate: model(x)", (), True, 601.0, "hang"),
+        ("t.py:7 in step: time.sleep(9)", (), False, 4.0, "hang"),
+        ("t.py:7 in step: lock.acquire()", ("/lib/threading.py:4 in acquire",), False, 4.0, "hang"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_does_what_ends_by_itself_is_waited_for_before_it_hangs(
+    line: str, stack: tuple[str, ...], is_moving: bool, late_s: float, cause: str
+) -> None:
+    rank = replace(sleeps(2, late_s=late_s), line=line, stack=stack, is_moving=is_moving)
+    [verdict] = hung([waits(0, late_s=late_s), waits(1, late_s=late_s), rank, waits(3, late_s=late_s)])
+    assert (verdict.rank, verdict.cause) == (2, cause)
+    assert verdict.level == ("warning" if cause == "waiting" else "error")
+    assert line in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    ("late_s", "cause"), [(20.0, None), (61.0, None), (63.0, "waiting"), (599.0, "waiting"), (605.0, "hang")]
+)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_of_the_first_step_it_is_said_after_a_minute_who_has_not_begun(
+    late_s: float, cause: str | None, is_there: bool
+) -> None:
+    first = [replace(waits(rank, PENDING, late_s=late_s), step=1, limit_s=600.0) for rank in (0, 2, 3)]
+    loads = replace(sleeps(1, late_s=late_s), step=1, phase="data", limit_s=600.0, groups=(group(),))
+    found = hung([first[0], *([loads] if is_there else []), *first[1:]])
+    assert [(one.rank, one.ranks, one.cause) for one in found] == [(1, (), cause)] * (cause is not None)

@@ -15,7 +15,7 @@ from distsummary.base import at_exit
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, WriteError
-from distsummary.format.own_tags import DATA_WAIT_MS, OWN_MS, STEP_MS, WAIT_MS
+from distsummary.format.own_tags import DATA_WAIT_MS, EPOCH, OWN_MS, STEP_MS, WAIT_MS
 from distsummary.format.records import Value
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import HOOKS, Callback, parallel_mode
@@ -516,7 +516,7 @@ def test_a_step_whose_begin_is_not_known_has_no_times():
         for began_s in (math.nan, None):
             with run.next_step(began_s=began_s):
                 run.log(reward=1)
-    assert logged[0] == {"reward"}
+    assert logged[0] == {"reward", EPOCH}
     assert logged[1] >= {"reward", STEP_MS, OWN_MS, WAIT_MS}
 
 

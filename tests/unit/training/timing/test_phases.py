@@ -520,3 +520,14 @@ def test_a_step_that_is_not_the_next_one_is_marked_by_its_own_number(clocks: Tur
     phases.begin_step(26)
     clocks.turn(cpu=1)
     assert phases.end_step(26)[OWN_MS] == pytest.approx(1)
+
+
+def test_when_steps_become_slower_more_are_marked_soon(clocks: Turned, phases: Phases) -> None:
+    for step in range(1, 1200):
+        phases.enter(FORWARD)
+        clocks.turn(cpu=1)
+        clocks.turn(blocked=30 if step > 1000 else 0)
+        phases.end_step(step)
+        if step == 1000:
+            assert phases.every >= 16
+    assert phases.every == 1

@@ -1,0 +1,92 @@
+"""Healthy trainings whose ranks do not all do the same: what is said of them, and what is not."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from distsummary.diagnosis.check_tags import bits_tags
+from tests.unit.aggregate.uneven_ranks import Step, judged, verdicts
+
+
+def epochs_of(lengths: Sequence[Sequence[int]], *, odd: int | None = None) -> Iterator[Step]:
+    """Ranks whose epochs have these lengths (epoch, rank), and equal weights at equal steps of an epoch.
+
+    `odd`: a rank that has other weights from the third epoch on.
+    """
+    for rank in range(len(lengths[0])):
+        step = 0
+        for epoch, of_ranks in enumerate(lengths, 1):
+            for place in range(1, of_ranks[rank] + 1):
+                step += 1
+                sums = [1000.0 * epoch + place + (rank == odd and epoch > 2), 2.0, 3.0]
+                values = dict(zip(bits_tags(()), sums, strict=True))
+                yield rank, step, values | ({"zz_check/epoch": float(epoch)} if place == 1 else {})
+
+
+@pytest.mark.parametrize("window", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([(50, 50)] * 3, ""),
+        ([(50, 60)] * 3, "Since step 51, ranks whose epochs began at different steps"),
+        ([(50, 60, 70)] * 3, "Since step 51"),
+        ([(60, 60, 50, 60)] * 4, "Since step 51"),
+        ([(1, 2)] * 90, "Since step 2"),
+    ],
+)
+def test_steps_of_epochs_that_begin_at_different_steps_are_not_compared_and_it_is_said(
+    tmp_path, lengths, said, window
+):
+    judging = judged(tmp_path, len(lengths[0]), epochs_of(lengths), window=window)
+    assert verdicts(judging) == []
+    assert said in judging.apart
+    assert bool(judging.apart) == bool(said)
+
+
+def test_ranks_whose_epochs_begin_at_the_same_step_are_compared_beside_one_that_is_apart(tmp_path):
+    lengths = [(60, 60, 50, 60)] * 4
+    [found] = verdicts(judged(tmp_path, 4, epochs_of(lengths, odd=1)))
+    assert (found.cause, found.rank, found.ranks, found.since_step) == ("drift", 1, (), 121)
+
+
+def test_ranks_that_have_made_equally_many_steps_again_are_compared_again(tmp_path):
+    lengths = [(50, 60), (60, 50), (40, 40)]
+    [found] = verdicts(judged(tmp_path, 2, epochs_of(lengths, odd=1)))
+    assert (found.cause, found.ranks, found.since_step) == ("drift", (0, 1), 111)
+
+
+def waits_of(step: int, waiting: Sequence[float], idle: Sequence[float]) -> Iterator[Step]:
+    """A step of 100 ms of ranks that wait for data and have workers that are idle (ms)."""
+    for rank, (data, rest) in enumerate(zip(waiting, idle, strict=True)):
+        yield (
+            rank,
+            step,
+            {
+                "zz_perf/step_ms": 100.0,
+                "zz_perf/data_wait_ms": data,
+                "zz_perf/own_ms": data + 5.0,
+                "zz_perf/wait_ms": 95.0 - data,
+                "zz_perf/phase/data/blocked_ms": data,
+                "zz_perf/phase/forward/cpu_ms": 5.0,
+                "zz_perf/phase/data/idle_ms": rest,
+            },
+        )
+
+
+@pytest.mark.parametrize(
+    ("waiting", "idle", "found"),
+    [
+        # all loaders are as slow: rank 0 waits for its own, the others wait for rank 0
+        ((90.0, 0.5, 0.5), (2.0, 5.0, 4.0), [("loader", 0, (0, 1, 2))]),
+        ((90.0, 0.5), (2.0, 5.0), [("loader", 0, (0, 1))]),
+        # that of rank 0 is as quick as it should be, and the others' are slow
+        ((0.5, 90.0, 0.5), (90.0, 1.0, 3.0), [("loader", 1, (1, 2))]),
+        # those of the others could go faster
+        ((90.0, 0.5, 0.5), (2.0, 80.0, 75.0), [("data", 0, ())]),
+        ((90.0, 0.5), (2.0, 80.0), [("data", 0, ())]),
+    ],
+)
+def test_a_rank_is_blamed_for_data_only_if_its_peers_could_go_faster(tmp_path, waiting, idle, found):
+    steps = [row for step in range(1, 301) for row in waits_of(step, waiting, idle)]
+    said = [(one.cause, one.rank, one.ranks) for one in verdicts(judged(tmp_path, len(waiting), steps))]
+    assert said == found
