@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from distsummary.aggregate.actor_metrics import RankGauges
 from distsummary.aggregate.aggregator import Aggregator
@@ -68,12 +69,18 @@ def _get_or_start(run_dir: RunDir) -> Any:
         "max_restarts": -1,
         "max_task_retries": 0,
         "max_concurrency": 1,
-        # Preferably on this node; `fallback_strategy` allows any other.
-        "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()},
-        "fallback_strategy": [{"label_selector": {}}],
     }
+    node = ray.get_runtime_context().get_node_id()
     actor = ray.remote(concurrency_groups={ASIDE: 1})(_AggregatorActor)
-    return actor.options(**options).remote(str(run_dir.base))
+    try:
+        # Preferably on this node; `fallback_strategy` allows any other.
+        here = {"label_selector": {"ray.io/node-id": node}, "fallback_strategy": [{"label_selector": {}}]}
+        placed = actor.options(**options, **here)
+    except (TypeError, ValueError):
+        # Ray has this option since 2.51; before, it may choose any node in spite of the preference.
+        soft = NodeAffinitySchedulingStrategy(node, soft=True)
+        placed = actor.options(**options, scheduling_strategy=soft)
+    return placed.remote(str(run_dir.base))
 
 
 class AggregatorClient:

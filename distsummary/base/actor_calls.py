@@ -10,13 +10,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import ray
-from ray._private import auto_init_hook
 from ray.exceptions import GetTimeoutError
 
+from distsummary.base.actor_private import forbid_start, guard_shutdown, is_disconnected
 from distsummary.errors import DistSummaryError
 
 RAY_IS_GONE = "Ray was shut down before the run was closed"
@@ -145,30 +145,9 @@ def await_disconnected() -> None:
     Ray ends the process in which a reference is released before that.
     """
     deadline = time.monotonic() + SHUT_DOWN_S
-    # The worker of this process is a private name of Ray, which another version may not have.
-    with contextlib.suppress(AttributeError):
-        worker = ray._private.worker.global_worker
-        while hasattr(worker, "core_worker") and not worker.connected and time.monotonic() < deadline:
-            time.sleep(0.01)
+    while not is_disconnected() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
-def _between_calls(disconnect: Callable[..., None]) -> Callable[..., None]:
-    def disconnect_between_calls(*args: Any, **options: Any) -> None:
-        with _calls.ending():
-            disconnect(*args, **options)
-
-    return disconnect_between_calls
-
-
-class _OutsideOwnThreads:
-    """Whether a call of Ray may start a cluster if there is none: not in threads of this package."""
-
-    def __bool__(self) -> bool:
-        return not threading.current_thread().name.startswith("distsummary-")
-
-
-# Both are private, and seen in Ray 2.60. `ray.shutdown` calls `disconnect` before it ends what calls need.
-if callable(getattr(ray._private.worker, "disconnect", None)):
-    ray._private.worker.disconnect = _between_calls(ray._private.worker.disconnect)
-if getattr(auto_init_hook, "enable_auto_connect", False) is True:
-    auto_init_hook.enable_auto_connect = _OutsideOwnThreads()
+guard_shutdown(_calls.ending)
+forbid_start()

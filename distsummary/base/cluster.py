@@ -28,22 +28,12 @@ def reachable_cluster(address: str | None, *, connect_s: float = CONNECT_S) -> s
 def start_local(ray: Any, **options: Any) -> None:  # Any: the module, which this one does not import
     """Start a Ray cluster on this machine for this process; it listens on loopback alone.
 
-    Ray has the same on Windows and macOS; elsewhere it replaces loopback by an address of the machine.
     `options`: of `ray.init`.
     """
-    # With this constant off, as on Windows and macOS, Ray keeps the loopback address.
-    constants = ray._private.ray_constants
-    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
-    try:
-        ray.init(
-            address="local",
-            _node_ip_address=LOOPBACK,
-            include_dashboard=False,
-            logging_level="warning",
-            **options,
-        )
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
+    from distsummary.base.actor_private import on_loopback
+
+    with on_loopback(LOOPBACK) as alone:
+        ray.init(address="local", include_dashboard=False, logging_level="warning", **alone, **options)
 
 
 def check_reachable(address: str, source: str, remedy: str, *, connect_s: float = CONNECT_S) -> None:

@@ -16,6 +16,7 @@ from distsummary.base.failures import Failures
 from distsummary.base.guard import guarded
 from distsummary.base.health import Health
 from distsummary.base.interrupts import interrupts_after
+from distsummary.base.private import absences
 from distsummary.collect.background import Background
 from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.older_order import check_network, is_older_record, without_num_process
@@ -376,7 +377,8 @@ class SummaryRecord:
 
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
-        return (self._own_guard.call("health", self._writer.health) or Health()).plus(self._own_health)
+        written = self._own_guard.call("health", self._writer.health) or Health()
+        return written.plus(self._own_health).plus(absences())
 
     @guarded(UsageError, again=True)
     def close(self) -> None:

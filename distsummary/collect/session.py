@@ -15,6 +15,7 @@ from distsummary.base.failures import Failures, one_line
 from distsummary.base.guard import guarded
 from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
+from distsummary.base.private import absences
 from distsummary.base.processes import is_alive
 from distsummary.base.redaction import redacted
 from distsummary.collect.background import Background
@@ -430,7 +431,7 @@ class Session:
 
     def health(self) -> Health:
         """What was written, dropped and refused so far."""
-        return self._writer.health().plus(self.failures.health)
+        return self._writer.health().plus(self.failures.health).plus(absences())
 
     @guarded(again=True)
     def close(self, error: BaseException | None = None) -> Health:

@@ -18,6 +18,7 @@ from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank
 from distsummary.frameworks.torch_histogram import count, count_fixed, unpacked, unpacked_fixed
 from distsummary.frameworks.torch_modules import entries, memory, unwrap, wrapped
+from distsummary.frameworks.torch_private import offset_of, own_dicts
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -127,14 +128,7 @@ class TorchFramework(Framework):
             raise InvalidValueError(
                 f"the tensor is a pending sum over its mesh ({placements}); redistribute it first"
             )
-        # Private, checked in torch 2.13: there is no public function for the offsets of a DTensor.
-        try:
-            from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-        except ImportError:
-            # The method that torch's distributed checkpoints use; its imports take long.
-            offset = tuple(dtensor.__create_chunk_list__()[0].offsets)  # type: ignore[no-untyped-call]
-        else:
-            offset = compute_local_shape_and_global_offset(global_shape, mesh, placements)[1]
+        offset = offset_of(dtensor)
         if len(offset) != len(global_shape):
             raise InvalidValueError("the tensor has no part on this rank, which is not in its mesh; skip it")
         return Shard(global_shape=global_shape, offset=tuple(int(start) for start in offset))
@@ -177,10 +171,8 @@ class TorchFramework(Framework):
         It compares the modules' dicts, since listing the parameters is slow. It may return False for an
         unchanged model; the caller then lists the model's tensors again.
         """
-        # Private, seen in torch 2.13: the dicts of a module's children and parameters.
-        try:
-            dicts = [of for module in model.modules() for of in (module._modules, module._parameters)]
-        except AttributeError:
+        dicts = own_dicts(model)
+        if not dicts:
             return lambda: False
         held = [(of, list(of), list(of.values())) for of in dicts]
         known = [(p, p.shape, p.requires_grad) for p in model.parameters()]

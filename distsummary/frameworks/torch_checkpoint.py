@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distsummary.errors import InvalidValueError
+from distsummary.frameworks.torch_private import set_stepped
 
 Array = NDArray[Any]
 logger = logging.getLogger(__name__)
@@ -72,8 +73,7 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Array]) -> list[str]:
     # All names fit: only now is the optimizer changed.
     if tensors or any(name not in unused for name in state):
         optimizer.load_state_dict({"state": tensors, "param_groups": groups})
-        # Private, seen in torch 2.13: else a scheduler warns that the optimizer has not made a step yet.
-        optimizer._opt_called = True
+        set_stepped(optimizer)
     return unused
 
 

@@ -3,15 +3,13 @@
 torch records them by default for gloo and NCCL (TORCH_FR_BUFFER_SIZE > 0); nothing synchronises.
 """
 
-import pickle
 from itertools import chain
 from typing import Any
 
 import torch.distributed
-from torch._C import _distributed_c10d
-from torch.distributed import distributed_c10d
 
 from distsummary.diagnosis.stuck import Collective, ProcessGroup
+from distsummary.frameworks.torch_private import flight_records, process_groups
 
 NEWEST = 32  # collectives of a group that are reported, in addition to the pending ones
 ON, OFF = "on", "off"
@@ -24,14 +22,8 @@ def read_groups(*, is_broken: bool = False) -> tuple[str, tuple[ProcessGroup, ..
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return "", ()
-    world = distributed_c10d._world
-    members = {
-        str(world.pg_names[group]): tuple(sorted(ranks)) for group, ranks in world.pg_group_ranks.items()
-    }
-    # Our own process wrote these pickles. The dumps are without stacks, and with what has ended, since gloo
-    # marks nothing as active.
-    dumps = [getattr(_distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
-    found = [pickle.loads(dump(True, False, False)).get("entries", ()) for dump in dumps if dump is not None]
+    # The records are with what has ended, since gloo marks nothing as active.
+    members, found = process_groups(), flight_records()
     if not any(found):
         return OFF, ()
     if is_broken:

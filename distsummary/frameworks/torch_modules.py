@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from distsummary.errors import InvalidTypeError
+from distsummary.frameworks.torch_private import compiled_from, transient_buffers
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -25,15 +26,6 @@ def wrapped(module: nn.Module) -> nn.Module | None:
     return compiled_from(module)
 
 
-def compiled_from(module: nn.Module) -> nn.Module | None:
-    """The module from which torch.compile made this one; None for any other module."""
-    # Private names, checked in torch 2.13; if they change, a compiled module counts as a plain one. The class
-    # is checked too, since a user's own child module may be called _orig_mod. The check compares the name of
-    # the class, since importing torch._dynamo takes a second.
-    kinds = {(kind.__module__.partition("._dynamo")[0], kind.__name__) for kind in type(module).__mro__}
-    return dict(module.named_children()).get("_orig_mod") if ("torch", "OptimizedModule") in kinds else None
-
-
 def has_fsdp1(model: nn.Module) -> bool:
     """Whether FullyShardedDataParallel, which is FSDP of the first kind, shards a part of the model."""
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
@@ -45,11 +37,10 @@ def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then persistent buffers; does not use state_dict(), whose hooks may run collectives."""
     module = unwrap(model)
     yield from module.named_parameters()
-    # The sets of transient buffers are private, seen in torch 2.13.
     transient = {
         f"{path}.{name}" if path else name
         for path, part in module.named_modules(remove_duplicate=False)
-        for name in getattr(part, "_non_persistent_buffers_set", ())
+        for name in transient_buffers(part)
     }
     for name, buffer in module.named_buffers():
         if name not in transient:

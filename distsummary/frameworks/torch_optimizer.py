@@ -21,6 +21,7 @@ from distsummary.base.health import Health
 from distsummary.frameworks.torch import as_dtensor, local_part
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
+from distsummary.frameworks.torch_private import is_fullgraph
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,7 +121,7 @@ class OptimizerSteps:
         @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
         def is_unseen() -> bool:
             """Called while torch.compile traces a hook."""
-            is_whole = _is_fullgraph()
+            is_whole = is_fullgraph()
             if is_whole and (steps := this()) is not None:
                 steps._failures.count(UNSEEN)
             return is_whole
@@ -306,18 +307,6 @@ def is_captured() -> bool:
     """Whether what the device is asked to do now becomes part of a CUDA graph."""
     is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return bool(is_in_use and torch.cuda.is_current_stream_capturing())
-
-
-def _is_fullgraph() -> bool:
-    """Whether torch.compile traces with fullgraph=True, so that a call that it cannot trace is an error."""
-    # Private, seen in torch 2.13.
-    try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        return bool(InstructionTranslator.current_tx().one_graph)
-    except (ImportError, AttributeError):
-        # Rather record nothing than stop the training.
-        return True
 
 
 def _step_frame() -> FrameType:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distsummary.frameworks.staging import blank
+from distsummary.frameworks.torch_private import flattened, norms_of
 
 BLOCK = 1 << 10
 CHUNK = 1 << 18  # elements converted at a time, in memory that the processor's cache holds
@@ -104,7 +105,7 @@ def _block_sums(lines: Sequence[Tensor]) -> tuple[Floats, Floats]:
     for begin, end, zeros in plan.groups:
         group = zeros * 2
         group[::2], group[1::2] = pieces[begin:end], zeros
-        together = torch._C._nn.flatten_dense_tensors(group)
+        together = flattened(group)
         rows.append(torch.linalg.vector_norm(together.view(-1, BLOCK), dim=1, dtype=torch.float32))
     for index, blocks in plan.large:
         whole = lines[index].as_strided((blocks, BLOCK), (BLOCK, 1))
@@ -229,11 +230,11 @@ def device_sums(flats: Sequence[Tensor], counted: Sequence[int]) -> Tensor:
         flats: tensors of at least one element, on one device. counted: places in `flats`.
     """
     dtype = torch.float32 if flats[0].device.type == "mps" else torch.float64
-    sums = torch.stack(torch._foreach_norm(list(flats), 2, dtype=dtype)).square()
+    sums = torch.stack(norms_of(flats, 2, dtype)).square()
     counts = [flats[index].isfinite().logical_not().sum().to(dtype) for index in counted]
     return torch.cat((sums, torch.stack(counts))) if counts else sums
 
 
 def device_largest(flats: Sequence[Tensor]) -> Tensor:
     """The largest absolute values on the tensors' device; does not wait for it."""
-    return torch.stack(torch._foreach_norm(list(flats), float("inf"))).to(torch.float32)
+    return torch.stack(norms_of(flats, float("inf"))).to(torch.float32)

@@ -7,6 +7,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from distsummary.base.private import note_absent
 from distsummary.base.terminal import announced
 
 Use: TypeAlias = Callable[[Any], None]
@@ -15,7 +16,7 @@ Use: TypeAlias = Callable[[Any], None]
 def after_import(name: str, use: Use) -> None:
     """Call `use` with the module of this name: now if it has been imported, else at the end of its import.
 
-    What `use` raises is reported in a line, and the import succeeds.
+    What `use` raises is reported in a line and in `health()`, and the import succeeds.
     """
     if (module := sys.modules.get(name)) is not None:
         _call(use, module)
@@ -56,4 +57,6 @@ def _call(use: Use, module: ModuleType) -> None:
     try:
         use(module)
     except Exception as error:
-        announced(f"distsummary: {module.__name__} is not followed: {type(error).__name__}: {error}")
+        reason = f"{module.__name__} is not followed: {type(error).__name__}: {error}"
+        note_absent(reason, logs=False)
+        announced(f"distsummary: {reason}")

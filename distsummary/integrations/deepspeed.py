@@ -21,12 +21,11 @@ def follow_deepspeed() -> None:
 
 
 def _follow_engines(module: Any) -> None:
-    engine = module.DeepSpeedEngine
+    engine, scaling, clip = module.DeepSpeedEngine, module.ZeROOptimizer, module.clip_grad_norm_
     # This is also the step of DeepSpeed's engine for pipelines.
     engine._take_model_step = _step(engine._take_model_step)
     # Without ZeRO, the engine clips by this function.
-    module.clip_grad_norm_ = follower.follow_clip(module.clip_grad_norm_)
-    scaling = module.ZeROOptimizer
+    module.clip_grad_norm_ = follower.follow_clip(clip)
     scaling.scale_if_loss = follower.follow_scale(scaling.scale_if_loss)
 
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from distsummary.base.guard import Guard, is_users
 from distsummary.base.terminal import announced
 from distsummary.frameworks.torch import local_part
+from distsummary.frameworks.torch_private import is_in_compiled, loader_iterator
 from distsummary.integrations.gradient_norm import gradient_norm
 from distsummary.integrations.step_rounds import StepRounds
 from distsummary.training.forks import register_for_forks
@@ -233,8 +232,8 @@ def start_following(begin: Begin, *, is_default: bool = False) -> Follower:
     _replace(torch, "save", save)
     # Pickle looks for the function in this module.
     _replace(torch.serialization, "save", save)
-    fetch = _between(_BaseDataLoaderIter.__next__, "begin_batch", "end_batch")
-    _replace(_BaseDataLoaderIter, "__next__", fetch)
+    if (iterator := loader_iterator()) is not None:
+        _replace(iterator, "__next__", _between(iterator.__next__, "begin_batch", "end_batch"))
     clip = follow_clip(torch.nn.utils.clip_grad_norm_)
     _replace(torch.nn.utils, "clip_grad_norm_", clip)
     _replace(torch.nn.utils.clip_grad, "clip_grad_norm_", clip)
@@ -287,7 +286,7 @@ def _active() -> Follower | None:
 
     There it would compile the follower's own code. So the steps of such a function are not followed.
     """
-    return None if is_compiling() or get_eval_frame_callback() is not None else _follower
+    return None if is_compiling() or is_in_compiled() else _follower
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:

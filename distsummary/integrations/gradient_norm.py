@@ -8,6 +8,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from distsummary.frameworks.torch import local_part
+from distsummary.frameworks.torch_private import norms_of
 
 
 def gradient_norm(optimizer: Optimizer) -> Tensor | float | None:
@@ -38,7 +39,7 @@ def _norm(gradients: list[Tensor]) -> Tensor | float:
         # Of a sparse gradient, the elements of this rank that may be other than zero.
         parts = [local_part(each) for each in gradients]
         return get_total_norm([part.coalesce().values() if part.is_sparse else part for part in parts])
-    norms = torch._foreach_norm(gradients)
+    norms = norms_of(gradients)
     # There is nothing to wait for, and floats are cheaper than tensors.
     if device.type == "cpu":
         return math.sqrt(sum(norm * norm for norm in map(Tensor.item, norms)))

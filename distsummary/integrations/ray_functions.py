@@ -1,7 +1,7 @@
 """Functions that Ray Train and Ray Tune call: a training ends with its function, as Ray kills the process.
 
-Ray calls them in threads, by classes that are not public: those of Ray 2.60 are known here. If another
-version has moved them, a run whose process is killed is reported as lost.
+Ray calls them in threads, by classes that are not public. If a version has moved them, a run whose process is
+killed is reported as lost.
 """
 
 import functools

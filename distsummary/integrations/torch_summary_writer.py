@@ -13,16 +13,15 @@ import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
 from tensorboard.compat.proto.event_pb2 import SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from torch import Tensor, bfloat16
 from torch.utils import tensorboard
-from torch.utils.tensorboard._convert_np import make_np
-from torch.utils.tensorboard._utils import _prepare_video
 from torch.utils.tensorboard.summary import hparams
 
 from distsummary.base.extras import require
 from distsummary.collect.options import check_file_affix, check_summary_dir
 from distsummary.collect.remote.open_writer import open_writer
 from distsummary.collect.values.pictures import animation
-from distsummary.errors import InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.spec import WriterSpec
 from distsummary.format.records import TENSORBOARD, TENSORBOARD_EVENT, Event, Value
 from distsummary.integrations.step_rows import StepRows
@@ -141,8 +140,7 @@ class SummaryWriter(tensorboard.SummaryWriter):
         """Add videos (N, T, C, H, W), uint8 or in [0, 1], side by side as one animated GIF."""
         # Not torch's own method, which needs moviepy before 2.
         require("SummaryWriter.add_video", "PIL")
-        frames = _prepare_video(make_np(vid_tensor))  # type: ignore[no-untyped-call]
-        video = animation(f"the video {tag!r}", np.moveaxis(frames, -1, 1), fps)
+        video = animation(f"the video {tag!r}", _side_by_side(_array(vid_tensor)), fps)
         image = Summary.Image(
             height=video.height,
             width=video.width,
@@ -160,13 +158,34 @@ class SummaryWriter(tensorboard.SummaryWriter):
 
 def _number(tag: str, value: Any) -> float:
     """A number, or what a tensor or an array of one element holds."""
-    array = make_np(value).squeeze()
+    array = _array(value).squeeze()
     if array.ndim:
         raise InvalidValueError(
             f"scalar_value of {tag!r} must have one element, got the shape {array.shape}; "
             "reduce it, or use add_histogram"
         )
     return float(array)
+
+
+def _array(value: Any) -> Any:
+    """A tensor, an array or a number as an array."""
+    if isinstance(value, Tensor):
+        host = value.detach().cpu()
+        return (host.float() if host.dtype == bfloat16 else host).numpy()
+    if isinstance(value, np.ndarray) or np.isscalar(value):
+        return np.asarray(value)
+    raise InvalidTypeError(f"a tensor, an array or a number is needed, got {type(value).__name__}")
+
+
+def _side_by_side(videos: Any) -> Any:
+    """Videos (N, T, C, H, W) as one, (T, C, H', W'), in rows and columns whose numbers are powers of 2."""
+    count, times, channels, height, width = videos.shape
+    scaled = np.float32(videos) / 255.0 if videos.dtype == np.uint8 else videos
+    places = 1 << (count - 1).bit_length()
+    rows = 1 << (count.bit_length() - 1) // 2
+    whole = np.concatenate((scaled, np.zeros((places - count, *videos.shape[1:]), scaled.dtype)))
+    grid = whole.reshape(rows, places // rows, times, channels, height, width).transpose(2, 3, 0, 4, 1, 5)
+    return grid.reshape(times, channels, rows * height, places // rows * width)
 
 
 class _FileWriter(tensorboard.FileWriter):

@@ -6,6 +6,7 @@ from typing import Any
 import ray
 
 from distsummary.aggregate.actor import actor_name
+from distsummary.base.actor_private import actors
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import RankState
 
@@ -17,10 +18,11 @@ def actor_lines(run_dir: RunDir, ranks: Sequence[RankState]) -> list[str]:
 
     `ranks` are those of a run in the cluster that this process is connected to.
     """
-    # private, but the public list needs the dashboard; Ray keeps the entries of dead actors
-    actors = [*ray._private.state.actors().values()]
+    listed = actors()
+    if listed is None:
+        return ["this version of Ray does not list its actors; ranks are listed by: distsummary status"]
     hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    return lines_of(ranks, actors, hosts, aggregator=actor_name(run_dir))
+    return lines_of(ranks, listed, hosts, aggregator=actor_name(run_dir))
 
 
 def lines_of(

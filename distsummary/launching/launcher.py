@@ -21,6 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from distsummary.aggregate.actor import settle
+from distsummary.base.actor_private import bootstrap_address
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
 from distsummary.base.columns import named
@@ -384,7 +385,7 @@ def _join_current(ranks: int, resources: Mapping[str, float]) -> bool:
 
     Otherwise one line gives the reason and the remedy, and False is returned.
     """
-    found = ray._private.services.canonicalize_bootstrap_address(None)
+    found = bootstrap_address(None)
     if found is None:
         return False
     remedy = "ray stop ends it"

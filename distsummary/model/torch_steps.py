@@ -57,7 +57,9 @@ class TorchSteps:
             for part in (*vars(module).values(), module):
                 if optimizer is None and isinstance(part, torch.optim.Optimizer):
                     optimizer = part
-                if loss_fn is None and isinstance(part, nn.modules.loss._Loss):
+                if loss_fn is None and any(
+                    kind.__module__ == nn.modules.loss.__name__ for kind in type(part).__mro__
+                ):
                     loss_fn = part
         return optimizer, loss_fn
 

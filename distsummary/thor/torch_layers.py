@@ -197,6 +197,14 @@ class LinearLayer(Layer):
         return Factors(sums.a / self.inputs, sums.g * (scale / sums.count))
 
 
+def _padding_of(module: nn.Conv2d) -> list[int]:
+    """What is added to an image: left, right, top, bottom."""
+    whole = [2 * each for each in module.padding] if isinstance(module.padding, tuple) else [0, 0]
+    if module.padding == "same":
+        whole = [width * (size - 1) for width, size in zip(module.dilation, module.kernel_size, strict=True)]
+    return [part for each in reversed(whole) for part in (each // 2, each - each // 2)]
+
+
 class ConvLayer(Layer):
     """A Conv2d layer. Its sums are those of the images (C, H, W) and of the gradients (outputs, h, w).
 
@@ -213,8 +221,7 @@ class ConvLayer(Layer):
         self.outputs = module.out_channels // module.groups
         self._window = module.kernel_size, module.dilation, module.stride
         self._mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        # private, seen in torch 2.13: left, right, top, bottom
-        self._padding = [*module._reversed_padding_repeated_twice]
+        self._padding = _padding_of(module)
 
     def _sums_of(self, seen: Tensor, gradient: Tensor) -> Sums:
         images = seen if seen.dim() == 4 else seen[None]

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
+from distsummary.frameworks.torch_private import is_transformed
 from distsummary.thor.torch_layers import LAYERS, Layer, second_order
 
 
@@ -66,8 +67,8 @@ def _hook(layer: Layer, module: nn.Module, inputs: tuple[Any, ...], output: Any)
     """Pass the output of a layer on, through the operator if it is observed."""
     if not layer.is_due or not inputs or not torch.is_grad_enabled() or not output.requires_grad:
         return None
-    # vmap and jvp are not a training; the function that finds them is private, seen in torch 2.13.
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    # vmap and jvp are not a training.
+    if not torch.compiler.is_compiling() and is_transformed():
         return None
     passed: Tensor = _output(output, inputs[0].detach(), layer.number)
     return passed

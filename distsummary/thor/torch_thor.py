@@ -17,6 +17,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import Curvature, CurvatureDirection
 from distsummary.frameworks.torch import as_dtensor
 from distsummary.frameworks.torch_modules import has_fsdp1, unwrap
+from distsummary.frameworks.torch_private import compiled_from, for_each
 from distsummary.thor import torch_blocks as blocks
 from distsummary.thor.rates import Given, Rate
 from distsummary.thor.torch_layers import kind_of
@@ -241,15 +242,15 @@ class THOR(torch.optim.Optimizer):
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(weight)
         if group["weight_decay"]:
-            gradients = [*torch._foreach_add(gradients, weights, alpha=group["weight_decay"])]
+            gradients = for_each("add", gradients, weights, alpha=group["weight_decay"])
         if self._clips:
             gradients = [one * (_CLIP / one.norm().clamp(min=_CLIP)) for one in gradients]
         moments = [self.state[weight]["momentum_buffer"] for weight in weights]
-        torch._foreach_mul_(moments, group["momentum"])
-        torch._foreach_add_(moments, gradients)
+        for_each("mul_", moments, group["momentum"])
+        for_each("add_", moments, gradients)
         if self._nesterov:
-            moments = [*torch._foreach_add(gradients, moments, alpha=group["momentum"])]
-        torch._foreach_add_(weights, moments, alpha=-float(group["lr"]))
+            moments = for_each("add", gradients, moments, alpha=group["momentum"])
+        for_each("add_", weights, moments, alpha=-float(group["lr"]))
 
     # --- factors --------------------------------------------------------------------------------------------
 
@@ -414,7 +415,7 @@ def _group(net: nn.Module, given: dist.ProcessGroup | None) -> dist.ProcessGroup
     while given is None and isinstance(wrapper, nn.Module):
         if isinstance(wrapper, nn.parallel.DistributedDataParallel):
             given = wrapper.process_group
-        wrapper = getattr(wrapper, "_orig_mod", None)  # of torch.compile
+        wrapper = compiled_from(wrapper)
     group = given if given is not None else dist.group.WORLD
     return group if group is not None and dist.get_world_size(group) > 1 else None
 

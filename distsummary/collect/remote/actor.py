@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from distsummary.base.actor_private import jobs, memory
 from distsummary.base.failures import one_line
 from distsummary.collect.remote.collectors import Collectors
 
@@ -68,12 +69,10 @@ def missing_room() -> str:
     """Why a collector cannot run on this process's node; empty: it can."""
     if ray.util.client.ray.is_connected():
         return "it is connected by Ray Client, whose actors run on other machines"
-    try:
-        # private, but they respect the limits of containers, and Ray itself kills by these numbers
-        size, used = ray._private.utils.get_system_memory(), ray._private.utils.get_used_memory()
-    except Exception as error:
-        logger.debug("the free memory is unknown: %r", error)
+    found = memory()
+    if found is None:
         return ""
+    size, used = found
     free = int(FULL * size) - used
     if free >= COLLECTOR_BYTES:
         return ""
@@ -89,12 +88,9 @@ def driver_command() -> list[str]:
     if context.worker.mode == ray.SCRIPT_MODE:
         return []
     try:
-        # Ray's public functions for this ask the dashboard, which need not run; this one asks the cluster.
-        jobs = ray._private.state.jobs()
-        commands = [job.get("Entrypoint", "") for job in jobs if job["JobID"] == context.get_job_id()]
+        commands = [job.get("Entrypoint", "") for job in jobs() if job["JobID"] == context.get_job_id()]
         return split_command(commands[0]) if commands else []
     except Exception as error:
-        # The interface is private: another version of Ray may not have it.
         logger.debug("the driver's command line is unknown: %r", error)
         return []
 

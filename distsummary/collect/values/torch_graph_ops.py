@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from distsummary.base.guard import ErrorSink, Guard
 from distsummary.collect.values.torch_graph import (
@@ -20,7 +19,8 @@ from distsummary.collect.values.torch_graph import (
 from distsummary.collect.values.torch_graph_sources import address_of, tensors_in, types_of
 from distsummary.collect.values.torch_module_calls import Call, ModuleCalls, places
 from distsummary.format.graph import INPUT, OUTPUT, Edge, Graph, Names, Node
-from distsummary.frameworks.torch_modules import compiled_from, unwrap
+from distsummary.frameworks.torch_modules import unwrap
+from distsummary.frameworks.torch_private import DISPATCH_MODE, compiled_from
 
 # More operations are not drawn: their record would take gigabytes.
 MAX_OPERATIONS = 200_000
@@ -78,7 +78,7 @@ class OperationsObserver(ModuleCalls):
             if kinds := types_of(value):
                 self._remember(self._add(Node(within(call.scope, name), INPUT, (), kinds)), value)
         self._mode = _Observe(self._of_operations.wrap("graph", self._operation))
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
 
     def end(self, call: Call, output: object) -> None:
         """Leave a module; when the pass ends, stop observing."""
@@ -87,7 +87,7 @@ class OperationsObserver(ModuleCalls):
             return
         mode, self._mode = self._mode, None
         if mode is not None:
-            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            mode.__exit__(None, None, None)
         edges = tuple(edge for edge in self._sources(output) if isinstance(edge, Edge))
         if kinds := types_of(output):
             self._add(Node(within(call.scope, "output"), OUTPUT, edges, kinds))
@@ -101,7 +101,7 @@ class OperationsObserver(ModuleCalls):
         self._error = error
 
     def _draw(self, function: Any, given: object, result: object) -> None:
-        space, _, name = function._schema.name.partition("::")
+        space, _, name = function.name().partition(".")[0].partition("::")
         if space in _HIDDEN or name == "detach":
             return
         sources = list(self._sources(given))
@@ -154,11 +154,11 @@ class OperationsObserver(ModuleCalls):
         return name
 
 
-class _Observe(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Observe(DISPATCH_MODE):  # type: ignore[misc]  # torch leaves it untyped
     """Calls a function after each operation of this thread, and changes nothing."""
 
     def __init__(self, received: Callable[[Any, object, object, object], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._received = received
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from distsummary.format.graph import TensorType
+from distsummary.frameworks.torch_private import sequence_number
 
 MAX_VISITS = 20_000  # of autograd's nodes for one tensor; a call is usually a few nodes away
 _NO_SEQUENCE = 2**64 - 1  # of autograd's nodes that belong to no operation
@@ -36,8 +37,9 @@ class Sources:
             self._of_object[id(tensor)] = weakref.ref(tensor), source
             if (address := address_of(tensor)) is not None:
                 self._of_memory[address] = weakref.ref(tensor), source
-            if tensor.grad_fn is not None:
-                self._of_gradient[_key(tensor.grad_fn, tensor.output_nr)] = source
+            key = None if tensor.grad_fn is None else _key(tensor.grad_fn, tensor.output_nr)
+            if key is not None:
+                self._of_gradient[key] = source
 
     def of(self, value: object) -> list[NodeOutput]:
         """Where the tensors in `value` come from, without doubles; empty if that is not known."""
@@ -63,7 +65,7 @@ class Sources:
         while todo and len(seen) < MAX_VISITS:
             function, output = todo.pop()
             key = _key(function, output)
-            if key in seen:
+            if key is None or key in seen:
                 continue
             seen.add(key)
             if (known := self._of_gradient.get(key)) is not None:
@@ -78,9 +80,10 @@ class Sources:
                 todo += reversed(before)
 
 
-def _key(function: Any, output: int) -> tuple[int, int]:
-    # This function is private, seen in torch 2.13.
-    number: int = function._sequence_nr()
+def _key(function: Any, output: int) -> tuple[int, int] | None:
+    number = sequence_number(function)
+    if number is None:
+        return None
     # Nodes of parameters have no number, so the parameter's identity distinguishes them.
     return number, id(function.variable) if number == _NO_SEQUENCE and hasattr(
         function, "variable"

@@ -18,8 +18,8 @@ from torch import nn
 from distsummary.base.guard import ErrorSink, Guard
 from distsummary.format.graph import Names
 from distsummary.frameworks.torch_hook import Hook
-from distsummary.frameworks.torch_modules import compiled_from
 from distsummary.frameworks.torch_modules import wrapped as wrapped_by
+from distsummary.frameworks.torch_private import compiled_from, is_compiled_in_place, watch_compilations
 
 # So many calls of a module are followed: a graph with each step of a recurrent cell would be no help.
 MAX_CALLS = 16
@@ -59,7 +59,7 @@ def places(network: nn.Module) -> Iterator[ModulePlace]:
             yield from walk(wrapped, path, scope, is_seen)
             return
         # A module that module.compile() has compiled is compiled together with its hooks.
-        if getattr(module, "_compiled_call_impl", None) is not None:
+        if is_compiled_in_place(module):
             is_seen = False
         # With hooks on it, torch computes such a layer in another way, with other bits.
         if isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer) and not module.training:
@@ -130,7 +130,7 @@ class ModuleCalls:
         self._handles: list[Any] = []
         self._is_open = True
         self._was_removed = False  # for a compilation
-        self._watch: Any = None  # torch's place for callbacks of compilations
+        self._watch: Callable[[], None] | None = None  # ends the callbacks of compilations
         self._install()
         self.check_compilations()
 
@@ -154,9 +154,7 @@ class ModuleCalls:
             # The new hooks are left alone by torch.compile, and still called outside of compiled code.
             self._remove()
             self._install()
-            self._watch = compiler.callback_handler
-            self._watch.register_start_callback(self._suspend)
-            self._watch.register_end_callback(self._reinstall)
+            self._watch = watch_compilations(self._suspend, self._reinstall)
 
     def close(self) -> None:
         """Remove the hooks; a second call does nothing."""
@@ -165,10 +163,7 @@ class ModuleCalls:
         self._stack.clear()
         watch, self._watch = self._watch, None
         if watch is not None:
-            # torch._dynamo.reset() may have removed them already.
-            with contextlib.suppress(ValueError):
-                watch.remove_start_callback(self._suspend)
-                watch.remove_end_callback(self._reinstall)
+            watch()
 
     def _install(self, _: object = None) -> None:
         if not self._is_open or self._handles:

@@ -19,6 +19,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, UsageError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.torch import FRAMEWORK, TorchCopy
 from distsummary.frameworks.torch_hook import Hook, guarded_tap
+from distsummary.frameworks.torch_private import compilation, is_in_backward, is_traced_now, keep_in_order
 from distsummary.training.values import check_tag
 
 P = ParamSpec("P")
@@ -45,6 +46,7 @@ _LARGEST_IN_HAND = MAX_VALUE_BYTES // 4  # elements of a value that is copied on
 _NUMBERS = frozenset(
     (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
 )
+NOT_KEPT = "is tapped in compiled code, from which this version of torch leaves the operator out"
 _ONE, _PLAIN = (1,), (Tensor, nn.Parameter)
 
 
@@ -79,6 +81,12 @@ def scalar(name: str, value: Tensor) -> None:
         _eager_scalar(name, value)
 
 
+@_while_compiling
+def _is_exported() -> bool:
+    # Called for its result, since torch before 2.11 takes each compilation for an export when it traces this.
+    return torch.compiler.is_exporting()
+
+
 @_not_compiled
 def _eager_scalar(name: str, value: Tensor) -> None:
     if type(value) in _PLAIN and value.dtype in _NUMBERS and value.numel() == 1 and not value.is_meta:
@@ -95,7 +103,7 @@ def _eager_scalar(name: str, value: Tensor) -> None:
 
 
 def _compiled_scalar(name: str, value: Tensor) -> None:
-    if torch.compiler.is_exporting():
+    if _is_exported():
         return
     is_usual = value.dtype in _NUMBERS and not value.is_meta and not value.is_sparse
     if is_usual and _is_plain(value) and value.numel() == 1:
@@ -124,7 +132,7 @@ def value(plugin: str, name: str, value: Tensor) -> None:
     if plugin == "tensor" and not value.dim():
         raise InvalidValueError(f"the tensor {name!r} must have at least one dimension; tap it as a scalar")
     if torch.compiler.is_compiling():
-        if not torch.compiler.is_exporting():
+        if not _is_exported():
             _compiled_value(plugin, name, value)
     elif operators.is_listening() and not _is_replay():
         _report(plugin, name, value, is_parameter=isinstance(value, nn.Parameter))
@@ -140,6 +148,9 @@ def _compiled_value(plugin: str, name: str, value: Tensor) -> None:
             _refuse(plugin, name, "is a pending sum over its mesh; redistribute it")
             return
         value = value.to_local()  # type: ignore[attr-defined]
+    if not _IS_KEPT:
+        _refuse(plugin, name, NOT_KEPT)
+        return
     _note_traced(plugin, name)
     torch.ops.distsummary.tap(value.detach(), plugin, name, is_parameter, False)
 
@@ -175,7 +186,7 @@ def gradient(name: str, x: Tensor, kind: str) -> Tensor:
     if not (x.requires_grad and torch.is_grad_enabled()):
         return x
     if torch.compiler.is_compiling():
-        if torch.compiler.is_exporting():
+        if _is_exported():
             return x
         tapped: Tensor = _Gradient.apply(x, name, kind)  # type: ignore[no-untyped-call]
         return tapped
@@ -214,6 +225,8 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         if ctx.kind == "norm":
             _write(ctx.name, _norm(gradient.detach()))
+        elif not _IS_KEPT:
+            _refuse(ctx.kind, ctx.name, NOT_KEPT)
         else:
             torch.ops.distsummary.tap(gradient.detach(), ctx.kind, ctx.name, False, True)
         return gradient, None, None
@@ -259,12 +272,12 @@ def _is_plain(value: Tensor) -> bool:
 
 def _is_replay() -> bool:
     """Whether values here were tapped already: the backward pass computes a checkpointed pass again."""
-    return torch._C._current_graph_task_id() != -1 or _is_traced()
+    return is_in_backward() or _is_traced()
 
 
 def _is_traced() -> bool:
     """Whether `torch.jit.trace` looks on: it keeps no Python, so a traced network taps nothing."""
-    return torch._C._get_tracing_state() is not None
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]  # torch's
 
 
 # --- the buffer of compiled code ----------------------------------------------------------------------------
@@ -409,8 +422,8 @@ _note_traced = _while_compiling(operators.GUARD.wrap("operators", _note_compilat
 
 def _is_traced_again(plugin: str, name: str, *, by_attempt: bool = True) -> bool:
     """Whether the current compilation has seen this tap; `by_attempt`: since it began again, as it may do."""
-    context = torch._guards.CompileContext.try_get()
-    now = None if context is None else (str(context.compile_id), context.attempt if by_attempt else 0)
+    context = compilation()
+    now = context if context is None or by_attempt else (context[0], 0)
     if len(_traced) > operators.MAX_NAMES:
         _traced.clear()
     before, _traced[plugin, name] = _traced.get((plugin, name)), now
@@ -426,7 +439,7 @@ def _tap(value: Tensor, plugin: str, name: str, is_parameter: bool, is_gradient:
     if not operators.is_listening() or (not is_gradient and _is_replay()):
         return
     # While torch compiles, it calls operators whose arguments are constants.
-    if torch._guards.TracingContext.try_get() is not None:
+    if is_traced_now():
         return
     _report(plugin, name, value, is_parameter=is_parameter)
 
@@ -443,12 +456,9 @@ def _define() -> torch.library.Library:
     torch.library.register_fake(
         "distsummary::tap", lambda value, plugin, name, is_parameter, is_gradient: None, lib=library
     )
-    # private, checked in torch 2.13: without it, compiled code leaves out an operator that returns nothing
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
-    _register_effectful_op("distsummary::tap", _EffectType.ORDERED)
     return library
 
 
 # The operator exists as long as this object.
 _LIBRARY = _define()
+_IS_KEPT = keep_in_order("distsummary::tap")

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distsummary.errors import InvalidValueError, LandscapeError
+from distsummary.frameworks.torch_private import BATCH_NORMS, writes_to
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
 from distsummary.landscapes.engines.engine import Task, processor
 from distsummary.landscapes.engines.engine_choice import LOOSE, EngineChoice
@@ -90,7 +91,7 @@ class TorchEngine:
             inner, there = self._loan.model, self._loan.device
             self.bn_mode = "batch" if task.mode == "mindspore" else self._evaluation.bn_mode or "eval"
             # In standard mode the loan has put every module into eval mode; bn_mode decides about these.
-            self._norms = [m for m in inner.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+            self._norms = [m for m in inner.modules() if isinstance(m, BATCH_NORMS)]
             for norm in self._norms if task.mode == "standard" else ():
                 norm.train(self.bn_mode == "batch")
             metrics = self._evaluation.metrics.items()
@@ -181,8 +182,7 @@ class TorchEngine:
         differs each time although torch draws the same numbers, or if channels-last memory changes it.
         """
         tensors = list(self._loan.tensors.values())
-        # Torch counts the writes to a tensor in `_version` (seen in torch 2.13).
-        versions = [tensor._version for tensor in tensors]
+        versions = [writes_to(tensor) for tensor in tensors]
         self._measure.probe(batch)
 
         def repeats() -> bool:
@@ -203,7 +203,7 @@ class TorchEngine:
         if is_surprise:
             _log.warning("the loss is random; it gets the same random numbers at every point")
         # Tensors that a reading changes, such as running statistics, are restored after each reading.
-        self._written = [t for t, seen in zip(tensors, versions, strict=True) if t._version != seen]
+        self._written = [t for t, seen in zip(tensors, versions, strict=True) if writes_to(t) != seen]
         if "channels_last" in self.choice.options and not self._is_random:
             as_given = to_device(given, self._loan.device, self._dtype)
             expected, found = (on_host(self._reading(one)) for one in (as_given, batch))

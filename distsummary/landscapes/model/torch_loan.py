@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from distsummary.base.interrupts import uninterrupted
 from distsummary.checkpoints.mapped import StoredState
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.frameworks.torch_modules import compiled_from, unwrap
+from distsummary.frameworks.torch_modules import unwrap
+from distsummary.frameworks.torch_private import apply_to_own, compiled_from, is_compiled_in_place, uncompile
 from distsummary.landscapes.directions.array_rows import Rows
 from distsummary.landscapes.directions.recipe import Weights, check_fit
 from distsummary.landscapes.directions.torch_parameters import named_tensors, sharing, tie
@@ -291,8 +292,7 @@ def placed(
     other = copy.deepcopy(function, dict(shared))
     for part in other.modules():
         if id(part) not in shared:
-            # Module.to uses this method, which has had this form since torch 2.1 (last checked: 2.13).
-            part._apply(moved, recurse=False)  # type: ignore[no-untyped-call]  # torch's
+            apply_to_own(part, moved)
     return other
 
 
@@ -303,9 +303,8 @@ def run_as_written(model: nn.Module) -> None:
     when it was compiled. Torch would also compile it again for eval mode, and it has no second derivatives.
     """
     for module in model.modules():
-        # A private attribute of torch, as in torch 2.13.
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            module._compiled_call_impl = None
+        if is_compiled_in_place(module):
+            uncompile(module)
         if (inner := compiled_from(module)) is not None:
             module.forward = inner.__call__
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from distsummary.base.actor_private import bootstrap_address
 from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
 from distsummary.errors import ClusterError, LandscapeError
 from distsummary.frameworks.base import framework_of
@@ -151,8 +152,8 @@ def cluster(address: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         if address not in (None, "auto"):
             current = ray.get_runtime_context().gcs_address
-            # private, but Ray itself finds in this way that two addresses are of the same host
-            if ray._private.services.canonicalize_bootstrap_address(address) != current:
+            # Two addresses may be of the same host.
+            if bootstrap_address(address) != current:
                 raise ClusterError(
                     f"address={address!r} is not the Ray cluster at {current} that this process is connected "
                     "to; leave address out, or call ray.shutdown() before"

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import ray
@@ -18,6 +17,7 @@ from ray.exceptions import (
     UnserializableException,
 )
 
+from distsummary.base.actor_private import raylet_log
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.actor_process import WorkerProcess
@@ -341,8 +341,6 @@ def why_not_begun(options: Mapping[str, float]) -> str:
         f"{n:g} {name} ({free.get(name, 0):g} of {whole.get(name, 0):g} free)" for name, n in wanted.items()
     ]
     found = f"it needs {' and '.join(needs) or 'neither a CPU nor a GPU of its own'}"
-    # Private, and None for a client of a cluster (ray://). What starts processes here writes to this file.
-    node = ray._private.worker._global_node
-    log = None if node is None else Path(node.get_logs_dir_path(), "raylet.err")
+    log = raylet_log()
     lines = log.read_text(errors="replace").splitlines()[-2:] if log is not None and log.exists() else []
     return f"{found}; {log} ends with: {' '.join(lines)}" if lines else found

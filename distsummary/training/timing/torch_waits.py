@@ -13,14 +13,10 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
-import torch
 from torch import distributed
-from torch._C import _distributed_c10d as c10d
-from torch._C import _ImperativeEngine
-from torch._C._distributed_c10d import DebugLevel, get_debug_level
-from torch.autograd import Variable
 from torch.compiler import is_compiling
 
+from distsummary.frameworks.torch_private import wait_calls
 from distsummary.training.forks import register_for_forks
 from distsummary.training.timing.phases import Phases
 
@@ -159,23 +155,26 @@ class _Call:
         return getattr(self._call, name)
 
 
-class _Engine(_ImperativeEngine):
-    """Torch's engine of backward passes, which reports their begin and end."""
+def _engine_of(kind: Any) -> Any:
+    """An object of torch's class for the engine of backward passes, which reports their begin and end."""
 
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        # Without `accumulate_grad`, gradients are returned and reach no parameter: that is no phase of a
-        # step.
-        if is_compiling() or not kwargs.get("accumulate_grad"):
-            return super().run_backward(*args, **kwargs)
-        measured = _measured.get(get_ident(), ())
-        # A pass within another one, such as that of a checkpoint, is a part of it.
-        if any(phases.is_in_backward for phases in measured):
-            return super().run_backward(*args, **kwargs)
-        _report(measured, "begin_backward")
-        try:
-            return super().run_backward(*args, **kwargs)
-        finally:
-            _report(measured, "end_backward")
+    class _Engine(kind):  # type: ignore[misc]  # a class of torch's, written in C++
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            # Without `accumulate_grad`, gradients are returned and reach no parameter: that is no phase of a
+            # step.
+            if is_compiling() or not kwargs.get("accumulate_grad"):
+                return super().run_backward(*args, **kwargs)
+            measured = _measured.get(get_ident(), ())
+            # A pass within another one, such as that of a checkpoint, is a part of it.
+            if any(phases.is_in_backward for phases in measured):
+                return super().run_backward(*args, **kwargs)
+            _report(measured, "begin_backward")
+            try:
+                return super().run_backward(*args, **kwargs)
+            finally:
+                _report(measured, "end_backward")
+
+    return _Engine()
 
 
 def _ddp_waits(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,24 +196,22 @@ def _classes(base: type) -> Iterator[type]:
 
 
 def _replace_all() -> None:
-    methods = [(each, "wait") for base in (c10d.Work, torch._C.Future) for each in _classes(base)]
-    methods += [(each, "monitored_barrier") for each in _classes(c10d.ProcessGroup)]
-    is_checked = get_debug_level() == DebugLevel.DETAIL
-    groups = [each for each in _classes(c10d.ProcessGroup) if is_checked or each is not c10d.ProcessGroup]
+    calls, plain = wait_calls(), distributed.ProcessGroup
+    c10d: Any = distributed  # which leaves some of these names out of its types
+    methods = [(each, "wait") for base in calls.classes for each in _classes(base)]
+    methods += [(each, "monitored_barrier") for each in _classes(plain)]
+    is_checked = c10d.get_debug_level() == c10d.DebugLevel.DETAIL
+    groups = [each for each in _classes(plain) if is_checked or each is not plain]
     methods += [(each, name) for each in groups for name in BEGINS]
     for owner, name in methods:
         # A class that inherits a method also inherits the replaced one.
         if name in vars(owner):
             _replace(owner, name, _method(getattr(owner, name), name))
-    _replace(c10d.Reducer, "prepare_for_backward", _ddp_waits(c10d.Reducer.prepare_for_backward))
-    _replace(Variable, "_execution_engine", _Engine())
-    wait_tensor = torch.ops._c10d_functional.wait_tensor
-    functions: list[tuple[Any, str]] = [
-        (distributed, "_broadcast_coalesced"),  # called by DDP
-        (wait_tensor, "_op"),
-        (wait_tensor.default, "_op"),  # called by compiled code
-    ]
-    for owner, name in functions:
+    reducer = c10d.Reducer
+    _replace(reducer, "prepare_for_backward", _ddp_waits(reducer.prepare_for_backward))
+    owner, name = calls.engine
+    _replace(owner, name, _engine_of(type(getattr(owner, name))))
+    for owner, name in calls.functions:
         _replace(owner, name, _Call(getattr(owner, name)))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from distsummary.frameworks.torch_private import private_operators
 from distsummary.landscapes.engines.graph.torch_fx import (
     Node,
     aten,
@@ -36,14 +37,15 @@ FIXED, AFFINE, OTHER = 0, 1, 2
 
 # Operations that are linear in their first input, whatever their options, if all other inputs are fixed.
 LINEAR = {
-    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.t.default, aten.transpose.int,
+    aten.view.default, aten.reshape.default, aten.t.default, aten.transpose.int,
     aten.permute.default, aten.expand.default, aten.unsqueeze.default, aten.squeeze.default,
     aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.clone.default,
     aten.neg.default, aten.flip.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default,
-    aten.mean.dim, aten.avg_pool1d.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default,
+    aten.mean.dim, aten.avg_pool1d.default, aten.avg_pool2d.default,
     aten.index_select.default, aten.index.Tensor, aten.gather.default, aten.embedding.default,
     aten.mul.Scalar, aten.div.Scalar, aten.div.Tensor, aten.unbind.int, aten.split.Tensor,
     aten.split_with_sizes.default,
+    *private_operators(dict.fromkeys(("_unsafe_view", "_adaptive_avg_pool2d"))),
 }  # fmt: skip
 # Sums and concatenations, whose result is affine if every tensor input is affine or fixed.
 ADDITIVE = {

@@ -100,16 +100,3 @@ def is_view(node: Node) -> bool:
 def is_getitem(node: Node) -> bool:
     """Whether the node picks one of several results of its first input."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-
-
-def is_mutable(node: Node) -> bool:
-    """Whether an operation writes to one of its arguments.
-
-    Torch has no public API for this. Torch 2.6 to 2.13 have the private `_schema`. Without it, an operation
-    counts as writing if its name ends in "_" or its overload's name contains "out".
-    """
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None:
-        return bool(schema.is_mutable)
-    name, _, overload = node.target.name().partition(".")
-    return name.endswith("_") or "out" in overload

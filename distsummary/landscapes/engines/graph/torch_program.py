@@ -1,15 +1,14 @@
 """Runs a cut graph (see `torch_affine`): fills its slots for a plane, binds it to batches, captures it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.func import vmap
 
 from distsummary.errors import CannotTraceError
+from distsummary.frameworks.torch_private import no_vmap_advice, one_compile_thread
 from distsummary.landscapes.engines.graph.torch_affine import CutGraph, InDouble, hoist, widened
 from distsummary.landscapes.engines.graph.torch_fx import Node, placeholders
 from distsummary.landscapes.engines.graph.torch_rewrites import ANYWHERE, ON_CPU, in_place
@@ -94,7 +93,7 @@ class Program:
         if self.chunk > 1:
             over_points = vmap(point, in_dims=(0,) * len(slots) + (None,) * len(constants))
             decompositions = ON_CPU if self._device.type == "cpu" else ANYWHERE
-            with _no_vmap_advice():
+            with no_vmap_advice():
                 point = fx.GraphModule({}, record(over_points, [*slots, *constants], decompositions))
         if not self._is_compiled:
             in_place(point.graph, self.cut.shared, self.cut.slots)
@@ -255,36 +254,11 @@ def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
-@contextmanager
-def _no_vmap_advice() -> Iterator[None]:
-    """Keep vmap from printing a warning for each operation without a batching rule, such as an LSTM.
-
-    Such an operation is recorded point by point; if that is slow, timing prefers another engine. The warning
-    comes from C++, where Python's filters have no effect. Only a private function switches it off (seen in
-    torch 2.6 to 2.13); without that function the warning is printed. Whether the warning was on before cannot
-    be found out, so it is switched on afterwards, as by default.
-    """
-    functorch: Any = getattr(torch._C, "_functorch", None)
-    switch = getattr(functorch, "_set_vmap_fallback_warning_enabled", lambda is_enabled: None)
-    switch(False)
-    try:
-        yield
-    finally:
-        switch(True)
-
-
 def _compile(step: fx.GraphModule, arguments: Sequence[Tensor]) -> None:
-    """Compile a graph with torch.compile for arguments like these; raises CannotTraceError if that fails.
-
-    With more than one compile thread, inductor would leave a pool of processes behind. Inductor reads the
-    number of threads before the `options=` of torch.compile, so the number is set in inductor's configuration
-    (seen in torch 2.6 to 2.13). If torch does not have this setting, CannotTraceError is raised.
-    """
+    """Compile a graph with torch.compile for arguments like these; raises CannotTraceError if that fails."""
     try:
-        from torch._inductor import config
-
         step.compile(dynamic=False, fullgraph=True)
-        with config.patch(compile_threads=1):
+        with one_compile_thread():
             # The first call compiles.
             step(*arguments)
     except Exception as error:

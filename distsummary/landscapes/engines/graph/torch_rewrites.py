@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from distsummary.frameworks.torch_private import private_operators
 from distsummary.landscapes.engines.graph.torch_fx import (
     Decompositions,
     Node,
@@ -88,17 +89,21 @@ ON_CPU: Decompositions = {
     aten.addmm.default: _addmm,
     aten.mm.default: _mm,
     aten.bmm.default: _bmm,
-    aten._log_softmax.default: _log_softmax,
     aten.nll_loss_forward.default: _nll_loss,
+    **private_operators({"_log_softmax": _log_softmax}),
 }
 
 # The positions of the arguments `eps` and `training` of each operation; None: it has no `training`.
 BATCH_NORMS: dict[Any, tuple[int, int | None]] = {
     aten.native_batch_norm.default: (7, 5),
     aten.cudnn_batch_norm.default: (7, 5),
-    aten._native_batch_norm_legit.default: (7, 5),
-    aten._native_batch_norm_legit_no_training.default: (6, None),
-    aten._batch_norm_no_update.default: (6, None),
+    **private_operators(
+        {
+            "_native_batch_norm_legit": (7, 5),
+            "_native_batch_norm_legit_no_training": (6, None),
+            "_batch_norm_no_update": (6, None),
+        }
+    ),
 }
 
 

@@ -15,11 +15,11 @@ from torch.func import functional_call, functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from distsummary.errors import CannotTraceError
+from distsummary.frameworks.torch_private import is_mutable, private_operators
 from distsummary.landscapes.engines.graph.torch_fx import (
     Decompositions,
     Node,
     aten,
-    is_mutable,
     is_operation,
     is_view,
     outline,
@@ -41,13 +41,17 @@ ON_VALUES = (  # torch's errors for code that reads values of fake tensors, whic
 )
 # The types whose values `signature` compares by repr.
 PLAIN = str | bytes | int | float | complex | None | torch.dtype | torch.device
-SAME_NUMBERS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
-DROPOUT_ARGUMENT = {  # the argument number of the dropout probability; attention is random unless it is 0
-    aten._scaled_dot_product_flash_attention_for_cpu.default: 3,
-    aten._scaled_dot_product_flash_attention.default: 3,
-    aten._scaled_dot_product_efficient_attention.default: 5,
-    aten._scaled_dot_product_cudnn_attention.default: 5,
-}
+UNSAFE_VIEW = tuple(private_operators({"_unsafe_view": 0}))
+SAME_NUMBERS = (aten.view.default, *UNSAFE_VIEW, aten.expand.default)
+# The argument number of the dropout probability; attention is random unless it is 0.
+DROPOUT_ARGUMENT = private_operators(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu": 3,
+        "_scaled_dot_product_flash_attention": 3,
+        "_scaled_dot_product_efficient_attention": 5,
+        "_scaled_dot_product_cudnn_attention": 5,
+    }
+)
 
 
 def trace(
@@ -194,7 +198,7 @@ def make_out_of_place(graph: fx.Graph) -> None:
     Torch's label smoothing contains such operations.
     """
     for node in graph.nodes:
-        if not is_operation(node) or not is_mutable(node):
+        if not is_operation(node) or not is_mutable(node.target):
             continue
         name, _, overload = node.target.name().removeprefix("aten::").partition(".")
         fresh = getattr(getattr(aten, name.removesuffix("_"), None), overload or "default", None)
@@ -202,8 +206,8 @@ def make_out_of_place(graph: fx.Graph) -> None:
         if fresh is None or fresh is node.target or not isinstance(first, fx.Node) or not is_operation(first):
             continue
         # Other nodes may read the memory that is overwritten, for example the base of a view.
-        is_alias = is_view(first) or first.target is aten._unsafe_view.default
-        if is_alias or is_mutable(first) or len(first.users) != 1:
+        is_alias = is_view(first) or first.target in UNSAFE_VIEW
+        if is_alias or is_mutable(first.target) or len(first.users) != 1:
             continue
         found, before = outline_of(fresh, node.args, node.kwargs), node.meta["val"]
         # Out of place, a + b may promote to a wider dtype than a.add_(b) keeps.
@@ -227,7 +231,7 @@ def refuse_unfaithful(graph: fx.Graph) -> None:
         if tags:
             tag = str(tags[0]).split(".")[-1]
             raise CannotTraceError(f"{node.target} in the loss cannot be recorded (torch tags it {tag})")
-        if is_mutable(node):
+        if is_mutable(node.target):
             raise CannotTraceError(f"{node.target} in the loss writes to its input")
 
 

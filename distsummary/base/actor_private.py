@@ -1,0 +1,117 @@
+"""Private names of Ray, each with what happens in a version that has none or another."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from distsummary.base.private import note_absent, private
+
+
+class _OutsideOwnThreads:
+    """Whether a call of Ray may start a cluster if there is none: not in threads of this package."""
+
+    def __bool__(self) -> bool:
+        return not threading.current_thread().name.startswith("distsummary-")
+
+
+@private(
+    "ray._private.worker.disconnect",
+    "a call of distsummary's during ray.shutdown() may end the process",
+    lambda ending: None,
+)
+def guard_shutdown(ending: Callable[[], AbstractContextManager[None]]) -> None:
+    """Have `ray.shutdown` disconnect within `ending()`: before it ends what calls need."""
+    disconnect = ray._private.worker.disconnect
+    if not callable(disconnect):
+        raise TypeError(f"{disconnect!r} is not callable")
+
+    def disconnect_between_calls(*args: Any, **options: Any) -> None:
+        with ending():
+            disconnect(*args, **options)
+
+    ray._private.worker.disconnect = disconnect_between_calls
+
+
+@private(
+    "ray._private.auto_init_hook",
+    "a call of distsummary's after ray.shutdown() may start a cluster",
+    lambda: None,
+)
+def forbid_start() -> None:
+    """Have calls of Ray in threads of this package start no cluster."""
+    from ray._private import auto_init_hook
+
+    if auto_init_hook.enable_auto_connect is True:
+        auto_init_hook.enable_auto_connect = _OutsideOwnThreads()
+
+
+@private("ray._private.worker.global_worker", "", lambda: True)
+def is_disconnected() -> bool:
+    """Whether a shutdown of Ray in another thread, if there is one, is over."""
+    worker = ray._private.worker.global_worker
+    return worker.connected or not hasattr(worker, "core_worker")
+
+
+@contextlib.contextmanager
+def on_loopback(address: str) -> Iterator[dict[str, str]]:
+    """Options of `ray.init` in the block that have a cluster listen on this loopback address.
+
+    With a constant of Ray's off, as on Windows and macOS, it keeps that address; else, and in a version
+    without the constant, it replaces it by one of the machine.
+    """
+    constants: Any = getattr(ray._private, "ray_constants", None)
+    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    if before is None:
+        note_absent(
+            "a local Ray cluster listens on an address of the machine, since this Ray has no constant"
+        )
+        yield {}
+        return
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield {"_node_ip_address": address}
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+@private(
+    "ray._private.utils.get_used_memory", "whether memory is left for a collector is not tried", lambda: None
+)
+def memory() -> tuple[int, int] | None:
+    """The bytes of memory that a node or its container has, and those in use: Ray kills by these numbers."""
+    utils = ray._private.utils
+    return utils.get_system_memory(), utils.get_used_memory()
+
+
+@private("ray._private.state.jobs", "the command line of the driver is not recorded", list)
+def jobs() -> list[Mapping[str, Any]]:
+    """Ray's table of jobs; its public functions ask the dashboard, which need not run."""
+    return [*ray._private.state.jobs()]
+
+
+@private("ray._private.state.actors", "", lambda: None)
+def actors() -> list[Mapping[str, Any]] | None:
+    """Ray's table of actors, dead ones too, or None; the public function asks the dashboard, as above."""
+    return [*ray._private.state.actors().values()]
+
+
+@private("ray._private.services.canonicalize_bootstrap_address", "", lambda address: address or "auto")
+def bootstrap_address(address: str | None) -> str | None:
+    """The address of a cluster as `gcs_address` has it; given None, that of the one that `ray.init` finds.
+
+    That is None if there is none. Otherwise "auto", by which `ray.init` finds it.
+    """
+    found: str | None = ray._private.services.canonicalize_bootstrap_address(address)
+    return found
+
+
+@private("ray._private.worker._global_node", "", lambda: None)
+def raylet_log() -> Path | None:
+    """The file into which what starts processes on this node writes; None for a client (ray://)."""
+    node = ray._private.worker._global_node
+    return None if node is None else Path(node.get_logs_dir_path(), "raylet.err")
