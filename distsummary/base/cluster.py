@@ -5,6 +5,7 @@ import socket
 import time
 from typing import Any
 
+from distsummary.base.failures import one_line
 from distsummary.errors import ClusterError
 
 CONNECT_S = 5.0
@@ -34,6 +35,16 @@ def start_local(ray: Any, **options: Any) -> None:  # Any: the module, which thi
 
     with on_loopback(LOOPBACK) as alone:
         ray.init(address="local", include_dashboard=False, logging_level="warning", **alone, **options)
+
+
+def join(ray: Any, **options: Any) -> None:
+    """Connect this process to a cluster. Raises ClusterError if it runs another Ray or Python."""
+    try:
+        ray.init(logging_level="warning", **options)
+    except RuntimeError as error:
+        if "ersion" not in str(error):
+            raise
+        raise ClusterError(f"{one_line(str(error))}; install the cluster's versions here") from None
 
 
 def check_reachable(address: str, source: str, remedy: str, *, connect_s: float = CONNECT_S) -> None:

@@ -23,13 +23,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from distsummary.aggregate.actor import settle
 from distsummary.base.actor_private import bootstrap_address
 from distsummary.base.checks import check_choice, check_int, check_type
-from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
+from distsummary.base.cluster import check_reachable, join, reachable_cluster, start_local
 from distsummary.base.columns import named
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.processes import own_process
 from distsummary.base.terminal import doing, printed, showing_progress
-from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
+from distsummary.errors import ClusterError, InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launching.rank_ends import (
     STOPPED,
     RankEnd,
@@ -43,6 +43,7 @@ from distsummary.launching.rank_ends import (
     reporting_exits,
     stderr_path,
 )
+from distsummary.rundir.attempts import PROTOCOL
 from distsummary.rundir.topology import LAUNCH_ID, LAUNCHED, OPTIONS, RUN_DIR, cluster_address, note_driver
 
 logger = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ def _run(
     state = "lost"
     try:
         # All ranks report their places before any of them connects, because each needs the address of rank 0.
-        running[:] = [actor.place.remote() for actor in actors]
+        running[:] = [actor.place.remote(PROTOCOL) for actor in actors]
         places = _wait(running)
         for line in describe_places(places):
             say(line)
@@ -247,8 +248,16 @@ class _Rank:
     def __repr__(self) -> str:
         return f"rank {self._rank}"
 
-    def place(self) -> RankPlace:
-        """Where this process runs, and a port that is free there now."""
+    def place(self, protocol: int) -> RankPlace:
+        """Where this process runs, and a port that is free there now; `protocol` is that of the driver.
+
+        Raises ClusterError if this node has another version of distsummary.
+        """
+        if protocol != PROTOCOL:
+            raise ClusterError(
+                f"{socket.gethostname()} has another version of distsummary than the process that launched "
+                f"this rank: its protocol is {PROTOCOL}, there {protocol}; install one version on all nodes"
+            )
         with socket.socket() as probe:
             probe.bind(("", 0))
             return RankPlace(
@@ -367,7 +376,7 @@ def connected(ranks: int, resources: Mapping[str, float], address: str | None = 
         check_reachable(address, "address", 'pass address="local" to start a cluster on this machine')
     chosen = address or reachable_cluster(cluster_address())
     if chosen not in (None, "local"):
-        ray.init(address=chosen, logging_level="warning")
+        join(ray, address=chosen)
     elif chosen == "local" or not _join_current(ranks, resources):
         # The cluster has as many processors as the ranks ask for, even if the machine has fewer.
         cpus = max(os.cpu_count() or 1, int(ranks * resources.get("CPU", 0)))
@@ -391,11 +400,10 @@ def _join_current(ranks: int, resources: Mapping[str, float]) -> bool:
     remedy = "ray stop ends it"
     try:
         check_reachable(found, "/tmp/ray/ray_current_cluster", remedy)
-        ray.init(address=found, logging_level="warning")
+        join(ray, address=found)
     except Exception as error:
-        # There is no answer, or the cluster has another version of Ray or Python; Ray names both.
+        # There is no answer, or the cluster has another version of Ray or Python.
         reason = " ".join(str(error).split())
-        remedy = f"install the cluster's versions, or {remedy}"
     else:
         free = ray.available_resources()
         if all(free.get(name, 0) >= ranks * amount for name, amount in resources.items()):

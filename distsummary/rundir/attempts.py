@@ -19,7 +19,7 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import JOIN_WINDOW_S
 from distsummary.rundir.topology import Topology
 
-PROTOCOL = 3  # of the calls between ranks and aggregator; raise it when they change
+PROTOCOL = 3  # of the calls between driver, ranks and aggregator; raise it when they change
 LOOKED_AT = 16  # other ranks that a rank looks at before it joins
 TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
 ENDED = (*TRAINED, "failed", "interrupted")

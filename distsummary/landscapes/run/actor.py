@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 from distsummary.base.actor_private import bootstrap_address
-from distsummary.base.cluster import check_reachable, reachable_cluster, start_local
+from distsummary.base.cluster import check_reachable, join, reachable_cluster, start_local
 from distsummary.errors import ClusterError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import GROUPS
@@ -162,9 +162,9 @@ def cluster(address: str | None = None) -> Iterator[None]:
         return
     if address not in (None, "local"):
         check_reachable(address, "address", 'pass address="local" to start a cluster on this machine')
-        ray.init(address=address, log_to_driver=False, logging_level="warning")
+        join(ray, address=address, log_to_driver=False)
     elif address is None and reachable_cluster(cluster_address()) is not None:
-        ray.init(log_to_driver=False, logging_level="warning")
+        join(ray, log_to_driver=False)
     else:
         # A cluster of its own: Ray then ignores traces of an older one.
         start_local(ray, log_to_driver=False)

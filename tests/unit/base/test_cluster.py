@@ -1,5 +1,6 @@
 """A cluster that does not answer is named within seconds; what cannot be tried is left to Ray."""
 
+import re
 import socket
 from functools import partial
 
@@ -31,6 +32,22 @@ def test_an_address_that_cannot_be_one_is_named(address: str) -> None:
 @pytest.mark.parametrize("address", ["auto", "local", "", "http://127.0.0.1:8265"])
 def test_an_address_without_a_host_and_a_port_is_left_to_ray(address: str) -> None:
     assert reachable_cluster(address) == address
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ("Version mismatch: started with:\n    Ray: 2.51.0\nThis", "started with: Ray: 2.51.0 This; install"),
+        ("Python minor versions differ between client and server", "client and server; install"),
+    ],
+)
+def test_a_cluster_of_other_versions_is_one_sentence(found: str, shown: str) -> None:
+    class Ray:
+        def init(self, **options: object) -> None:
+            raise RuntimeError(found)
+
+    with pytest.raises(ClusterError, match=re.escape(shown)):
+        cluster.join(Ray(), address="host:6379")
 
 
 def test_without_an_address_there_is_no_cluster() -> None:
