@@ -10,9 +10,9 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.metrics import Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from distsummary.aggregate.actor_metrics import RankGauges
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.actor_calls import RayConnection, RayGoneError
@@ -35,6 +35,11 @@ PING_S = 5.0  # how often `settle` asks whether the aggregator still answers, an
 SERVES_S = 15.0
 MERGE_S = 10.0
 SETTLE_S = 600.0  # how long `settle` does, while the aggregator answers
+GAUGES = {
+    "step": "The newest step of a rank.",
+    "own_ms": "Milliseconds a step that a rank works by itself, mean of 30 s.",
+    "waiting_ms": "Milliseconds a step that a rank waits, mean of 30 s.",
+}
 
 
 class _AggregatorActor(Aggregator):
@@ -50,6 +55,25 @@ class _AggregatorActor(Aggregator):
     def serves(self, launch_id: str) -> bool:
         """See Aggregator. A call cannot choose the group itself: Ray Client refuses that."""
         return super().serves(launch_id)
+
+
+class RankGauges:
+    """How far a rank is and what its steps take: metrics of Ray of its own process, which end when it does.
+
+    Each has the tags `run` (the run dir) and `rank`. Ray puts "ray_" before the names.
+    """
+
+    def __init__(self, run_dir: RunDir, rank: int) -> None:
+        self._tags = {"run": str(run_dir.base), "rank": str(rank)}
+        self._step, self._own, self._waiting = (
+            Gauge(f"distsummary_{name}", text, tuple(self._tags)) for name, text in GAUGES.items()
+        )
+
+    def set(self, heartbeat: Heartbeat) -> None:
+        """Show what a heartbeat reports; times that were not measured stay as they were."""
+        self._step.set(heartbeat.step, self._tags)
+        self._own.set(heartbeat.own_ms, self._tags)
+        self._waiting.set(heartbeat.wait_ms, self._tags)
 
 
 def actor_name(run_dir: RunDir) -> str:

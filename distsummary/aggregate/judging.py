@@ -121,7 +121,7 @@ class Judging:
         return [(attempt, one) for attempt, verdicts in found.items() for one in joined(verdicts)]
 
 
-def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
+def judged_files(run_dir: RunDir) -> Judging:
     """Judges a run by the files of its ranks, which may still be written.
 
     Raises DamagedFileError or OSError if they cannot be read.
@@ -129,7 +129,7 @@ def judged_files(run_dir: RunDir, role: str = "train") -> Judging:
     # A rank that is judged while it trains needs no module that reads those that have ended.
     from distsummary.aggregate.ended_ranks import EndedRanks
 
-    directories = run_dir.rank_dirs(role) or {0: run_dir.writer_dir(role, 0, 1)}
+    directories = run_dir.rank_dirs("train") or {0: run_dir.writer_dir("train", 0, 1)}
     judging = Judging(Meshes(directories))
     for window in EndedRanks(directories).windows():
         judging.add(window.scalars, window.attempt)

@@ -25,6 +25,7 @@ from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import Damage
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
+from distsummary.format.lineage import lineage_values
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.timeouts import WAIT_S
@@ -194,7 +195,8 @@ class LiveMerge:
 
     def describe(self, about: RoleDescription) -> None:
         """Write what the run says about itself, at the newest step; see `advance`."""
-        self._files.put(self._files.last_step, self._files.last_s, about.all_values(self._files.last_s))
+        step, last_s = self._files.last_step, self._files.last_s
+        self._files.put(step, last_s, [*lineage_values(about.lineage), *about.values(last_s)])
 
     def close(self, about: RoleDescription | None = None) -> LiveReport:
         """Read everything that is left, write it and close the files; raises OSError.

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from io import BytesIO
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -12,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.errors import DamagedFileError
-from distsummary.events.reader import Piece, ReadEvent, decode_frame
+from distsummary.events.reader import Piece, ReadEvent, values_in
 from distsummary.events.scalar_columns import ScalarColumns
-from distsummary.events.segments import dialect_of
-from distsummary.format.frames import read_frames
 from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS, Value, is_part
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the parts of the ranks overlap more
@@ -336,12 +333,8 @@ def values_at(places: Sequence[BulkPlace]) -> list[Value]:
     Raises DamagedFileError or OSError if the file no longer holds what it held.
     """
     file, start, end = places[0].file, places[0].start, places[0].end
-    with open(file, "rb") as opened:
-        opened.seek(start)
-        frame = next(read_frames(BytesIO(opened.read(end - start))), None)
-    decoded = None if frame is None else decode_frame(frame, dialect_of(file), file)
     # If an event holds a tag twice, the last value counts.
-    values = {(value.plugin, value.tag): value for value in decoded[1].values} if decoded else {}
+    values = {(value.plugin, value.tag): value for value in values_in(file, start, end)}
     if missing := [place.tag for place in places if (place.plugin, place.tag) not in values]:
         raise DamagedFileError(f"{file} no longer holds {missing[0]!r} at byte {start}; it was changed")
     return [values[place.plugin, place.tag] for place in places]

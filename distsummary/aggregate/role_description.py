@@ -11,7 +11,7 @@ from distsummary.base.checks import as_unicode
 from distsummary.base.many_files import read_each
 from distsummary.events.reader import read_lineage
 from distsummary.format.hparams import session_end, session_start
-from distsummary.format.lineage import Lineage, custom_values, lineage_values
+from distsummary.format.lineage import Lineage, custom_values
 from distsummary.format.own_tags import RUN_TEXT
 from distsummary.format.records import Value
 from distsummary.rundir.run_dir import Manifest, RunDir
@@ -50,10 +50,6 @@ class RoleDescription:
         if self.lineage.custom is not None and (self.attempt is None or self.attempt.role == "train"):
             values += settings_values(custom_values(self.lineage.custom), self.attempt, last_s)
         return [*values, Value("text", RUN_TEXT, as_unicode(self.text))] if self.text else values
-
-    def all_values(self, last_s: float) -> list[Value]:
-        """Also the lineage."""
-        return [*lineage_values(self.lineage), *self.values(last_s)]
 
 
 def describe(

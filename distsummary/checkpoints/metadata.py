@@ -119,7 +119,8 @@ def read_metadata(ckpt_dir: Path) -> TrainMetadata:
     """Read and parse the metadata in a directory; raises MissingFileError or DamagedFileError."""
     path = ckpt_dir / METADATA
     if not path.is_file():
-        refuse_absent_run(ckpt_dir)
+        if not ckpt_dir.parent.is_dir():
+            raise MissingFileError(f"{ckpt_dir.parent} does not exist; check the path")
         raise MissingFileError(
             f"{path} does not exist; train with collect_landscape={{'intervals': [[...]]}} at least until "
             "the first step or epoch in intervals; to draw a landscape from checkpoints that were saved in "
@@ -137,9 +138,3 @@ def file_digest(path: Path) -> str:
     """The sha256 of a checkpoint file, as `CheckpointFile` holds it."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def refuse_absent_run(ckpt_dir: Path) -> None:
-    """Raise MissingFileError if the run dir does not exist, which means that the path is wrong."""
-    if not ckpt_dir.parent.is_dir():
-        raise MissingFileError(f"{ckpt_dir.parent} does not exist; check the path")

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from io import BytesIO
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +18,7 @@ from distsummary.events.deduplicate import Seen
 from distsummary.events.scalar_columns import ScalarColumns, read_pieces
 from distsummary.events.segments import dialect_of, lineage_files, segments
 from distsummary.format import mindspore_format, tensorboard_format, wire
-from distsummary.format.frames import MAX_PAYLOAD, Frame, read_frames
+from distsummary.format.frames import Frame, read_frames
 from distsummary.format.lineage import Lineage, decode_lineage_event, updated_lineage
 from distsummary.format.pb import mindspore_lineage_pb2 as lineage_pb2
 from distsummary.format.pb import mindspore_summary_pb2 as summary_pb2
@@ -96,9 +97,7 @@ def read_file(
     mode: str = "strict",
     *,
     start: int = 0,
-    end: int | None = None,
     skipped: list[Damage] | None = None,
-    max_payload: int = MAX_PAYLOAD,
 ) -> Iterator[ReadEvent]:
     """The events of one file, in the file's order; records without values (versions, sessions) are left out.
 
@@ -109,15 +108,13 @@ def read_file(
         mode: "strict" raises at damage. "skip" continues at the next intact frame, wherever it begins. "tail"
             does the same, but reports damage only when something intact follows it, as `contents.scan` needs.
         start: the byte to begin at: 0, or the `end` of an event that was read before.
-        end: the byte to end at: the `end` of an event; None: the end of the file.
         skipped: receives the damage that was skipped, at most MAX_DAMAGE places; None logs it.
-        max_payload: events larger than this (bytes) count as damage.
 
     Raises:
         DamagedFileError: damage, with the file and the offset. MissingFileError: there is no such file.
     """
     file = Path(path)
-    pieces = read_pieces_of(file, mode, start=start, end=end, skipped=skipped, max_payload=max_payload)
+    pieces = read_pieces_of(file, mode, start=start, skipped=skipped)
     return chain.from_iterable(events_of(piece, file) for piece in pieces)
 
 
@@ -126,9 +123,7 @@ def read_pieces_of(
     mode: str = "strict",
     *,
     start: int = 0,
-    end: int | None = None,
     skipped: list[Damage] | None = None,
-    max_payload: int = MAX_PAYLOAD,
     bulk: bool = True,
 ) -> Iterator[Piece]:
     """The same as `read_file`, but a long run of scalar events comes as one ScalarColumns.
@@ -137,22 +132,14 @@ def read_pieces_of(
     """
     check_choice("mode", mode, MODES)
     check_int("start", start, low=0)
-    return _read_file(path, start, _Skipping(path, mode, skipped), max_payload, end, bulk)
+    return _read_file(path, start, _Skipping(path, mode, skipped), bulk)
 
 
-def _read_file(
-    path: Path,
-    start: int,
-    skipping: "_Skipping",
-    max_payload: int = MAX_PAYLOAD,
-    end: int | None = None,
-    bulk: bool = True,
-) -> Iterator[Piece]:
+def _read_file(path: Path, start: int, skipping: "_Skipping", bulk: bool = True) -> Iterator[Piece]:
     dialect = dialect_of(path)
     resync = skipping.mode != "strict"
     try:
-        pieces = read_pieces(path, dialect, start=start, end=end, max_payload=max_payload, resync=resync)
-        for piece in pieces:
+        for piece in read_pieces(path, dialect, start=start, resync=resync):
             if isinstance(piece, ScalarColumns):
                 skipping.report()
                 yield piece
@@ -213,6 +200,18 @@ def decode_frame(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Even
     if frame.damage is None and (fields := decode_scalars(frame.payload, dialect)) is not None:
         return EventIds(*fields[:3]), Event(*fields[3:])
     return _decode(frame, dialect, file)
+
+
+def values_in(file: Path, start: int, end: int) -> list[Value]:
+    """The values of the event whose frame is the bytes `start` to `end` of a file; none if no frame is there.
+
+    Raises DamagedFileError or OSError.
+    """
+    with open(file, "rb") as opened:
+        opened.seek(start)
+        frame = next(read_frames(BytesIO(opened.read(end - start))), None)
+    decoded = None if frame is None else decode_frame(frame, dialect_of(file), file)
+    return decoded[1].values if decoded else []
 
 
 def _decode(frame: Frame, dialect: str, file: Path, bulk: bool = True) -> tuple[EventIds, Event] | None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +18,9 @@ from distsummary.events.index import (
     write_index,
 )
 from distsummary.events.rank_stream import RankStream
-from distsummary.events.reader import Damage, decode_frame, read_file
-from distsummary.events.segments import LEAST_BYTES, dialect_of
-from distsummary.format.frames import read_frames, whole_length
+from distsummary.events.reader import Damage, read_file, values_in
+from distsummary.events.segments import LEAST_BYTES
+from distsummary.format.frames import whole_length
 from distsummary.format.records import Shard, Value
 
 _MAX_PARTS = 16  # of a growing file, before they become one
@@ -57,13 +56,10 @@ class EventPlace(NamedTuple):
     def read(self) -> Value:
         """The value; raises MissingFileError, or DamagedFileError if the file has changed since."""
         try:
-            with open(self.file, "rb") as opened:
-                opened.seek(self.offset)
-                frame = next(read_frames(BytesIO(opened.read(self.end - self.offset))), None)
+            values = values_in(self.file, self.offset, self.end)
         except FileNotFoundError as error:
             raise MissingFileError(f"{self.file} was removed while it was read") from error
-        decoded = None if frame is None else decode_frame(frame, dialect_of(self.file), self.file)
-        found = [value for value in decoded[1].values if self._is(value)] if decoded else []
+        found = [value for value in values if (value.plugin, value.tag) == (self.plugin, self.tag)]
         if not found:
             raise DamagedFileError(
                 f"{self.file} no longer holds {self.tag!r} of step {self.step} at byte {self.offset}; it was "
@@ -71,9 +67,6 @@ class EventPlace(NamedTuple):
             )
         # Of several values with this tag in one event, the last one counts.
         return found[-1]
-
-    def _is(self, value: Value) -> bool:
-        return (value.plugin, value.tag) == (self.plugin, self.tag)
 
 
 class _File:

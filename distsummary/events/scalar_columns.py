@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from distsummary.format.crc import crc_changes, masked_crc, unmasked
-from distsummary.format.frames import HEADER_BYTES, MAX_PAYLOAD, OVERHEAD, Frame, FrameReader, opened
+from distsummary.format.frames import HEADER_BYTES, OVERHEAD, Frame, FrameReader, opened
 from distsummary.format.records import DIALECTS
 from distsummary.format.scalar_decoder import (
     Column,
@@ -89,8 +89,6 @@ def read_pieces(
     dialect: str,
     *,
     start: int = 0,
-    end: int | None = None,
-    max_payload: int = MAX_PAYLOAD,
     resync: bool = False,
 ) -> Iterator[ScalarColumns | Frame]:
     """The frames that `read_frames` gives, but long runs of scalar events come as columns.
@@ -100,16 +98,15 @@ def read_pieces(
 
     Args:
         dialect: the dialect of the file, as `segments.dialect_of` gives it.
-        source, start, max_payload, resync: as in `read_frames`.
-        end: the end of a frame, after which nothing is read; None: the end of the file.
+        source, start, resync: as in `read_frames`.
     """
     with opened(source) as file:
-        reader = FrameReader(file, max_payload, resync=resync, end=end)
+        reader = FrameReader(file, resync=resync)
         if dialect not in DIALECTS:
             yield from reader.frames(start)
             return
         layouts = _Layouts(dialect)
-        walker = _Walker(layouts, min(max_payload, _MAX_LENGTH))
+        walker = _Walker(layouts, _MAX_LENGTH)
         offset, most, pause = start, _FIRST_LOOK, FEW
         while True:
             base, block = reader.window(offset, walker.wanted)

@@ -73,14 +73,14 @@ def encode_event(
     formats: tuple[str, ...] = DIALECTS,
     *,
     compatibility: Compatibility = OURS,
-    max_payload: int = MAX_PAYLOAD,
 ) -> tuple[dict[str, bytes | None], list[Refusal]]:
     """The payload of an event in each format (None if the format cannot show it), and the refused values.
 
-    A bad value does not affect the others. A summary whose values were all refused is still written in the
-    MindSpore format, as MindSpore does, so that the seqs have no gaps. Lineage values are refused here,
-    because lineage is written to a file of its own (`lineage.encode_lineage`). A graph, and an event of
-    TensorBoard, must be the only value of its event (`records.split_event`).
+    A bad value, or one that would make the event too large, does not affect the others. A summary whose
+    values were all refused is still written in the MindSpore format, as MindSpore does, so that the seqs have
+    no gaps. Lineage values are refused here, because lineage is written to a file of its own
+    (`lineage.encode_lineage`). A graph, and an event of TensorBoard, must be the only value of its event
+    (`records.split_event`).
 
     Args:
         event: its values hold arrays on the host or records such as Histogram; copies from a device must have
@@ -88,9 +88,8 @@ def encode_event(
         ids: written into each payload; with None the payload equals what MindSpore itself writes.
         formats: some of "mindspore" and "tensorboard".
         compatibility: whether histograms and images are those of MindSpore.
-        max_payload: in bytes; a value that would exceed it is refused, since readers reject larger events.
     """
-    payloads, refused = event_parts(event, ids, formats, compatibility=compatibility, max_payload=max_payload)
+    payloads, refused = event_parts(event, ids, formats, compatibility=compatibility)
     return {name: None if parts is None else b"".join(parts) for name, parts in payloads.items()}, refused
 
 
@@ -100,7 +99,6 @@ def event_parts(
     formats: tuple[str, ...] = DIALECTS,
     *,
     compatibility: Compatibility = OURS,
-    max_payload: int = MAX_PAYLOAD,
 ) -> tuple[dict[str, list[Part] | None], list[Refusal]]:
     """The same as `encode_event`, with each payload in parts for `frames.frame_parts` and `os.writev`.
 
@@ -109,7 +107,7 @@ def event_parts(
     refused: list[Refusal] = []
     encoded: dict[str, list[list[Part]]] = {dialect: [] for dialect in formats}
     whole: dict[str, list[Part] | None] = {}  # the payloads of an event whose value fills it
-    room = {dialect: max_payload - _ENVELOPE for dialect in formats}
+    room = {dialect: MAX_PAYLOAD - _ENVELOPE for dialect in formats}
     for value in event.values:
         try:
             # Checked here first, because check_choice is slow.
@@ -135,7 +133,7 @@ def event_parts(
             elif value.plugin == TENSORBOARD_EVENT:
                 parts = {d: [value.data, wire.identity(ids)] for d in formats if d == TENSORBOARD}
             else:
-                finished = finish_value(value, compatibility=compatibility, max_payload=max_payload)
+                finished = finish_value(value, compatibility=compatibility)
                 shown_in = _dialects_of(value.plugin, formats)
                 parts = {dialect: _VALUE_ENCODERS[dialect](finished) for dialect in shown_in}
             needs = {
@@ -185,9 +183,7 @@ def _dialects_of(plugin: str, formats: tuple[str, ...]) -> tuple[str, ...]:
     return (MINDSPORE,) if plugin == NORMS and MINDSPORE in formats else formats
 
 
-def finish_value(
-    value: Value, *, compatibility: Compatibility = OURS, max_payload: int = MAX_PAYLOAD
-) -> Value:
+def finish_value(value: Value, *, compatibility: Compatibility = OURS) -> Value:
     """The same value with its data as a float, an array, Histogram, Image, Landscape, text or Audio.
 
     Raises InvalidTypeError or InvalidValueError for data that the plugin cannot hold.
@@ -229,10 +225,10 @@ def finish_value(
                     "convert it (bfloat16 to float32)"
                 )
             # Checked before a copy is made: files hold each element as float32.
-            if data.size * 4 > max_payload:
+            if data.size * 4 > MAX_PAYLOAD:
                 raise InvalidValueError(
                     f"a tensor of {data.size} elements takes {data.size * 4} bytes, more than the "
-                    f"{max_payload} of an event; record a part of it or its histogram"
+                    f"{MAX_PAYLOAD} of an event; record a part of it or its histogram"
                 )
         case "histogram" if not isinstance(data, Histogram):
             data = count_histogram(data, compatibility=compatibility, fixed=value.shard is not None)

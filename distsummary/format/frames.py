@@ -120,34 +120,28 @@ def read_frames(
     source: str | os.PathLike[str] | BinaryIO,
     *,
     start: int = 0,
-    max_payload: int = MAX_PAYLOAD,
     resync: bool = False,
 ) -> Iterator[Frame]:
     """The frames of a file from byte `start` on (0 or the end of a frame); damaged frames are marked.
 
     A torn frame (cut off by the end of the file) is not yielded: the file may be growing, and a later call
     with `start` at the end of the last frame continues there. A length is trusted only if its CRC is right.
-    No allocation exceeds the rest of the file or `max_payload` bytes.
+    No allocation exceeds the rest of the file or MAX_PAYLOAD bytes.
 
     With `resync`, a damaged frame whose length cannot be trusted ends where the next intact frame begins, if
     there is one, and a torn frame followed by an intact one is reported as damage. The work of the search
     is bounded by the size of the file.
     """
     with opened(source) as file:
-        yield from FrameReader(file, max_payload, resync=resync).frames(start)
+        yield from FrameReader(file, resync=resync).frames(start)
 
 
 class FrameReader:
-    """Reads the frames of an open file from a given byte on; caches the block that it read last.
+    """Reads the frames of an open file from a given byte on; caches the block that it read last."""
 
-    With `end`, the file is read as if it ended at this byte.
-    """
-
-    def __init__(self, file: BinaryIO, max_payload: int, *, resync: bool, end: int | None = None) -> None:
-        self._file, self._max_payload = file, max_payload
-        size = file.seek(0, os.SEEK_END)
-        self._size = size if end is None else min(size, end)
-        self._search = _Search(file, self._size, max_payload) if resync else None
+    def __init__(self, file: BinaryIO, *, resync: bool) -> None:
+        self._file, self._size = file, file.seek(0, os.SEEK_END)
+        self._search = _Search(file, self._size) if resync else None
         self._base, self._block = 0, b""
 
     def window(self, offset: int, least: int) -> tuple[int, bytes]:
@@ -161,7 +155,7 @@ class FrameReader:
         return self._read(offset, max(_BLOCK, least))
 
     def ends_at(self, position: int) -> bool:
-        """Whether the file, or the part of it that is read, has no bytes after `position`."""
+        """Whether the file has no bytes after `position`."""
         return position >= self._size
 
     def _read(self, offset: int, length: int = _BLOCK) -> tuple[int, bytes]:
@@ -186,8 +180,8 @@ class FrameReader:
             length, crc = _HEADER.unpack_from(block, offset - base)
             end = offset + OVERHEAD + length
             damage = None if crc == _length_crc(length) else _WRONG_LENGTH
-            if damage is None and length > self._max_payload:
-                damage = f"the event claims {length} bytes, more than the {self._max_payload} allowed"
+            if damage is None and length > MAX_PAYLOAD:
+                damage = f"the event claims {length} bytes, more than the {MAX_PAYLOAD} allowed"
             if damage is not None or end > size:
                 # Nothing but the next intact frame shows where such a frame ends.
                 if damage == _WRONG_LENGTH or end > size:
@@ -229,8 +223,8 @@ class FrameReader:
 class _Search:
     """Finds the next intact frame after damage; reads at most 2 * size + 64 MiB of payloads."""
 
-    def __init__(self, file: BinaryIO, size: int, max_payload: int) -> None:
-        self._file, self._size, self._max_payload = file, size, max_payload
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
         self._budget_bytes = 2 * size + _FALSE_HEADERS
         self._base = self._end = 0  # the byte range that was searched last
         self._found: list[tuple[int, int]] = []  # offset and payload length for each valid header there
@@ -242,7 +236,7 @@ class _Search:
             if not self._base <= start < self._end:
                 # A bit more than a block, for a header that begins at the last byte of it.
                 length = min(_BLOCK + _HEADER.size - 1, self._size - start)
-                found = find_headers(_read_at(self._file, start, length), self._max_payload)
+                found = find_headers(_read_at(self._file, start, length), MAX_PAYLOAD)
                 self._base, self._end = start, min(start + _BLOCK, self._size)
                 self._found = [(start + position, length) for position, length in found]
             for place in range(bisect_left(self._found, (start, 0)), len(self._found)):

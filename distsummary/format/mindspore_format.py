@@ -212,9 +212,7 @@ def decode_event(payload: bytes, *, bulk: bool = True) -> tuple[EventIds, Event]
 
 
 def _decode_value(value: summary_pb2.Summary.Value, bulk: bool) -> Value | None:
-    shard = None
-    if value.HasField("shard"):
-        shard = Shard(global_shape=tuple(value.shard.global_shape), offset=tuple(value.shard.offset))
+    shard = decode_shard(value)
     kind = value.WhichOneof("value")
     if not bulk and kind in _BULK_FIELDS:
         return Value(_BULK_FIELDS[kind], value.tag, None, shard)
@@ -226,12 +224,7 @@ def _decode_value(value: summary_pb2.Summary.Value, bulk: bool) -> Value | None:
         case "histogram":
             return Value("histogram", value.tag, _decode_histogram(value.histogram), shard)
         case "image":
-            image = Image(
-                height=value.image.height,
-                width=value.image.width,
-                colorspace=value.image.colorspace,
-                encoded=value.image.encoded_image,
-            )
+            image = decode_image(value.image, value.image.encoded_image)
             return Value("image", value.tag, image, shard)
         case "loss_landscape":
             return Value("landscape", value.tag, decode_landscape(value.loss_landscape), shard)
@@ -247,6 +240,18 @@ def _decode_value(value: summary_pb2.Summary.Value, bulk: bool) -> Value | None:
         case "norms":
             return Value("norms", value.tag, decode_norms(value.norms), shard)
     return None
+
+
+def decode_shard(value: Any) -> Shard | None:
+    """The place of a value in a whole array, which both dialects hold alike; None for a whole one."""
+    if not value.HasField("shard"):
+        return None
+    return Shard(global_shape=tuple(value.shard.global_shape), offset=tuple(value.shard.offset))
+
+
+def decode_image(message: Any, encoded: bytes) -> Image:
+    """An image, which both dialects hold alike but for the name of its bytes."""
+    return Image(height=message.height, width=message.width, colorspace=message.colorspace, encoded=encoded)
 
 
 def decode_audio(message: Any) -> Audio:

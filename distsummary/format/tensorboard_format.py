@@ -9,7 +9,14 @@ from google.protobuf.message import DecodeError
 from distsummary.errors import DamagedFileError
 from distsummary.format import wire
 from distsummary.format.frames import Part
-from distsummary.format.mindspore_format import audio_parts, decode_audio, image_parts, to_float32
+from distsummary.format.mindspore_format import (
+    audio_parts,
+    decode_audio,
+    decode_image,
+    decode_shard,
+    image_parts,
+    to_float32,
+)
 from distsummary.format.norms import decode_norms, encode_norms
 from distsummary.format.pb import tensorboard_pb2
 from distsummary.format.pb.tensorboard_custom_scalars_pb2 import Layout
@@ -22,8 +29,6 @@ from distsummary.format.records import (
     Event,
     EventIds,
     Histogram,
-    Image,
-    Shard,
     Value,
 )
 
@@ -181,19 +186,12 @@ def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
 
 
 def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
-    shard = None
-    if value.HasField("shard"):
-        shard = Shard(global_shape=tuple(value.shard.global_shape), offset=tuple(value.shard.offset))
+    shard = decode_shard(value)
     match value.WhichOneof("value"):
         case "simple_value":
             return Value("scalar", value.tag, value.simple_value)
         case "image":
-            image = Image(
-                height=value.image.height,
-                width=value.image.width,
-                colorspace=value.image.colorspace,
-                encoded=value.image.encoded_image_string,
-            )
+            image = decode_image(value.image, value.image.encoded_image_string)
             return Value("image", value.tag, image, shard)
         case "histo":
             return Value("histogram", value.tag, _decode_histogram(value.histo), shard)

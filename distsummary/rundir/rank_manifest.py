@@ -17,8 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from distsummary.base.checked_json import MOST_BYTES, damaged, parse_json
 from distsummary.base.many_files import read_each
 from distsummary.base.publish import ensure_directory, replacing
@@ -75,26 +73,11 @@ class RankManifest:
         processes that claim a rank at the same time, the second is checked after the first has entered.
         """
         ensure_directory(self._directory)
-        lock = FileLock(self._directory / ".rank.lock")
-        try:
-            lock.acquire(timeout=CLAIM_S)
-        except Timeout as error:
-            raise RunDirError(
-                f"the lock {lock.lock_file} was held for {CLAIM_S:g} s; another process of rank "
-                f"{self._topology.rank} hangs; end it"
-            ) from error
-        except OSError as error:
-            raise RunDirError(
-                f"the lock {lock.lock_file} cannot be taken: {error.strerror}; fix the permissions"
-            ) from error
-        try:
-            # The lock file keeps other processes away, the turn other threads of this one.
-            with self._turn():
-                record = self._read()
-                check(record)
-                self._write(record.attempts, attempt, lambda entry, now: None)
-        finally:
-            lock.release()
+        # The lock file keeps other processes away, the turn other threads of this one.
+        with RunDir(self._directory).locked("rank", timeout_s=CLAIM_S), self._turn():
+            record = self._read()
+            check(record)
+            self._write(record.attempts, attempt, lambda entry, now: None)
 
     def beat(self, attempt: int, heartbeat: Heartbeat) -> None:
         """Write a heartbeat, unless the rank has reported its end or has begun a later attempt."""

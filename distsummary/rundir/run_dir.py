@@ -299,7 +299,7 @@ class RunDir:
             lock.acquire(timeout=timeout_s)
         except Timeout as error:
             raise RunDirError(
-                f"the lock {path} was held for {timeout_s:g} s by another process; try again later"
+                f"the lock {path} was held for {timeout_s:g} s by another process; end it or try again later"
             ) from error
         except OSError as error:
             raise RunDirError(

@@ -1,19 +1,26 @@
 """Checks: what a rank records so that like ranks can be compared, and others distinguished."""
 
 import math
+import platform
+import random
 import statistics
+import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from distsummary.collect.compare.batch_digest import batch_digest
-from distsummary.collect.compare.own_settings import own_settings
+from distsummary.collect.provenance import versions
 from distsummary.collect.values.sources import Source
 from distsummary.diagnosis.settings import HOST, LOCAL_RANK
 from distsummary.format.own_tags import BATCH_TAGS, OWN_MS, STEP_MS
 from distsummary.format.records import Value
 from distsummary.rundir.rank_facts import RankFacts
-from distsummary.rundir.topology import Topology
+from distsummary.rundir.topology import Topology, environment
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.step_context import StepContext
 from distsummary.training.timing.affordable import affordable_every
@@ -28,6 +35,9 @@ SHARE = 0.003  # of a rank's own time in a step, which the sums may cost on aver
 # A step at which something is due costs so much more, because the caches then hold other data.
 DUE_S = 100e-6
 DEVICE_BYTES_PER_S = 1e12  # at which a device reads parameters
+MAX_SHOWN = 80  # characters of a setting
+_FRESH = 624  # the place in a Mersenne Twister's state from which nothing was drawn since it was seeded
+_SEEDED_BY_ARRAY = 0x80000000  # its first word if it was not seeded by one number
 
 
 class Checks(Source):
@@ -141,3 +151,55 @@ class Checks(Source):
             self._has_batches = False
             return []
         return [Value("scalar", tag, part) for tag, part in zip(BATCH_TAGS, digest, strict=True)]
+
+
+def own_settings(config: Mapping[str, object]) -> dict[str, str | None]:
+    """Name -> text; None: not known.
+
+    Args:
+        config: the user's settings by dotted names.
+    """
+    found: dict[str, str | None] = {f"config {name}": _shown(value) for name, value in config.items()}
+    found["seed python"], found["seed numpy"] = _python_seed(), _numpy_seed()
+    found["version python"] = platform.python_version()
+    found |= {f"version {package}": version for package, version in versions().items()}
+    found |= {f"environment {name}": value for name, value in environment().items()}
+    found["digest of the script"] = _script()
+    if "torch" in sys.modules:
+        # This module imports torch, which is imported already.
+        from distsummary.collect.compare.torch_checksums import torch_settings
+
+        found |= torch_settings()
+    return found
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    if len(text) <= MAX_SHOWN:
+        return text
+    return f"{text[:MAX_SHOWN]}... ({len(text)} characters, digest {zlib.crc32(text.encode()):08x})"
+
+
+def _python_seed() -> str | None:
+    """A digest of the state of Python's generator, if nothing was drawn since it was seeded."""
+    words = random.getstate()[1]
+    return f"state {zlib.crc32(repr(words).encode()):08x}" if words[-1] == _FRESH else None
+
+
+def _numpy_seed() -> str | None:
+    """The seed of NumPy's generator, if nothing was drawn since; a digest of its state if it is no number."""
+    state = np.random.get_state(legacy=False)
+    inner = state["state"]
+    if state["bit_generator"] != "MT19937" or inner["pos"] != _FRESH:
+        return None
+    first = int(inner["key"][0])
+    return str(first) if first != _SEEDED_BY_ARRAY else f"state {zlib.crc32(inner['key'].tobytes()):08x}"
+
+
+def _script() -> str | None:
+    """A digest of the program's file; None if it has none."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return None if path is None else f"{zlib.crc32(Path(path).read_bytes()):08x}"
+    except OSError:
+        return None

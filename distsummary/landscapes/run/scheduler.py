@@ -39,7 +39,7 @@ class Scheduler:
     worker holds, preferably a chunk not begun yet; results do not depend on the worker, and the first result
     counts. Chunks of a dead worker return to the front of the queue. To find the chunk that kills workers,
     those of the call at which the worker died are then given one per call, and a chunk that was the only one
-    of its call is given in the smallest parts. After `max_attempts` deaths a part is given up: its values are
+    of its call is given in the smallest parts. After MAX_ATTEMPTS deaths a part is given up: its values are
     NaN and it is listed in `abandoned`.
 
     Args:
@@ -58,14 +58,12 @@ class Scheduler:
         quantities: int = 1,
         align: int = 1,
         shares: bool = True,
-        max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         columns: dict[object, set[int]] = {}
         for chunk in known:
             columns.setdefault(chunk.row_key, set()).update(chunk.columns)
         rests = [chunk.without(columns.get(chunk.row_key, ())) for chunk in chunks]
         self._quantities, self._align, self._shares = quantities, align, shares
-        self._max_attempts = max_attempts
         self.results: dict[Chunk, Array] = {}  # received so far
         self._waiting = deque(rest for rest in rests if rest)
         self._held: dict[str, list[list[Chunk]]] = {}  # worker -> its calls -> chunks not returned yet
@@ -153,7 +151,7 @@ class Scheduler:
         is_known = len(calls[0]) == len(suspects) == 1
         for chunk in suspects:
             self._losses[chunk] = self._losses.get(chunk, 0) + is_known
-        if self._losses[suspects[0]] < self._max_attempts:
+        if self._losses[suspects[0]] < MAX_ATTEMPTS:
             self._waiting.extendleft(reversed(suspects))
             return not is_known
         self._settle(suspects[0], np.full((len(suspects[0]), self._quantities), np.nan))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from distsummary import Evaluation
-from distsummary.cli.factory import load_factory
+from distsummary.cli.landscape_command import load_factory
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from tests.refusals import refused
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy

@@ -129,10 +129,11 @@ def test_scalars_of_every_kind_are_one_number():
         assert [value.data for value in read(payloads, dialect).values] == expected
 
 
-def test_a_value_that_would_make_the_event_too_large_is_refused():
+def test_a_value_that_would_make_the_event_too_large_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(encode, "MAX_PAYLOAD", 6000)
     large = Value("tensor", "large", np.zeros(1000, np.float32))
     event = Event(1, 1.0, [large, Value("scalar", "small", 1.0), large._replace(tag="second")])
-    payloads, refused = encode_event(event, samples.IDS, BOTH, max_payload=6000)
+    payloads, refused = encode_event(event, samples.IDS, BOTH)
     assert [refusal.tag for refusal in refused] == ["second"]
     assert [value.tag for value in read(payloads, "mindspore").values] == ["large", "small"]
     assert all(len(payload) <= 6000 for payload in payloads.values() if payload is not None)

@@ -142,7 +142,7 @@ def test_a_worker_without_work_shares_what_another_holds_rather_what_it_has_not_
 
 
 def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attempt() -> None:
-    scheduler = Scheduler(chunks(1), max_attempts=1)
+    scheduler = Scheduler(chunks(1))
     chunk = take(scheduler, "a")
     assert take(scheduler, "b") == chunk
     scheduler.lost("a")
@@ -154,7 +154,7 @@ def test_a_shared_chunk_of_a_lost_worker_stays_with_the_other_and_costs_no_attem
 
 
 def test_what_came_from_another_is_not_put_back_with_a_lost_worker() -> None:
-    scheduler = Scheduler(chunks(1), max_attempts=1)
+    scheduler = Scheduler(chunks(1))
     chunk = take(scheduler, "a")
     assert take(scheduler, "b") == chunk
     finish(scheduler, "b", chunk)
