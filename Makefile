@@ -15,7 +15,7 @@ PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep 
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test test-changed check smoke nightly hosts long interop inside-mindspore test-ui torture zoo gpu-check bench bench-overhead \
-  bench-landscape proto proto-check front wheel wheel-check clean
+  bench-landscape proto proto-check front front-check wheel wheel-check clean
 
 # Without a network for npm the page of the run is not made, and the demo says so.
 demo: .venv/.demo
@@ -39,6 +39,7 @@ check: .venv/.dev proto-check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.house --check
+	if command -v npm >/dev/null; then $(MAKE) -s front-check; else echo "front end: no npm" | tee -a "$${DISTSUMMARY_SKIPPED:-/dev/null}"; fi
 
 # One of each kind of `make nightly`, for each change: the real viewers, a training of each host, MindSpore, a wheel, a
 # browser, hostile files.
@@ -124,17 +125,21 @@ proto-check: .venv-proto/.done
 # The front end of the pages of runs, with node of this machine or of PyPI. What it is built from is in $(FRONT).
 FRONT := distsummary/view/front
 BUNDLE := distsummary/view/bundle
+NODE := export PATH="$$PATH:$(CURDIR)/.venv-node/bin" && cd $(FRONT) &&
 front: $(BUNDLE)/page.js
-$(BUNDLE)/page.js: $(wildcard $(FRONT)/*.js $(FRONT)/*.css $(FRONT)/*.json) $(if $(shell command -v npm),,.venv-node/.done)
-	export PATH="$$PATH:$(CURDIR)/.venv-node/bin" && cd $(FRONT) && npm ci --silent --no-audit --no-fund --fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-retry-maxtimeout=5000 && npm run build --silent
-	cp $(FRONT)/node_modules/uplot/LICENSE $(BUNDLE)/LICENSE-uplot.txt
+$(BUNDLE)/page.js: $(shell find $(FRONT) -name node_modules -prune -o -type f -print) $(if $(shell command -v npm),,.venv-node/.done)
+	$(NODE) npm ci --silent --no-audit --no-fund --fetch-retries=1 --fetch-retry-mintimeout=1000 --fetch-retry-maxtimeout=5000 && npm run build --silent
 	touch $@
 
-# A wheel with the front end and its licences, which a build of the tree alone would leave out without a word.
-wheel: .venv/.dev front
+# The types of the front end, and its pure code.
+front-check: front
+	$(NODE) npm run check --silent && npm test --silent
+
+# A wheel with the front end and its licences, which are made by the hook of the build.
+wheel: .venv/.dev
 	rm -rf dist && .venv/bin/pip wheel -q --no-deps -w dist .
-	.venv/bin/python -m zipfile -l dist/*.whl | awk '/view\/bundle\/(page.js|page.css|LICENSE-uplot.txt) / {n++} END {exit n != 3}' \
-		|| { echo "the wheel lacks the bundle of $(BUNDLE)"; exit 1; }
+	.venv/bin/python -m zipfile -l dist/*.whl | awk '/view\/bundle\/(page.js|graph.js|page.css|LICENSES.txt) / {n++} END {exit n != 4}' \
+		|| { echo "the wheel has no bundle of $(BUNDLE)"; exit 1; }
 
 # The wheel alone, in an environment that holds nothing else of ours: it is installed, and records a run.
 wheel-check: wheel

@@ -1,7 +1,6 @@
 """`distsummary why`: the verdicts on a run's ranks, in words and as JSON."""
 
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsummary.aggregate.judging import judged_files
@@ -12,6 +11,7 @@ from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import NOTICES, Verdict
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import is_over
+from distsummary.runs.guides import page_of
 from distsummary.runs.status import Status, read_status
 
 FOLDED = 8  # verdicts after the first that have a line each
@@ -86,10 +86,3 @@ def text_of(found: Findings, *, width: int) -> str:
     if found.apart:
         lines += paragraph(found.apart, width)
     return "\n".join(lines)
-
-
-def page_of(cause: str) -> str:
-    """The path of the page about a cause: a wheel has them next to this package, a checkout in docs."""
-    package = Path(__file__).parents[1]
-    installed = package / "verdicts" / f"{cause}.md"
-    return str(installed if installed.exists() else package.parent / "docs/verdicts" / installed.name)

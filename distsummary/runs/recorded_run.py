@@ -19,6 +19,7 @@ from distsummary.diagnosis.alerts import (
     open_findings,
     read_alerts,
 )
+from distsummary.diagnosis.ends import unreported_end
 from distsummary.diagnosis.sentence import sentence, weight
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import (
@@ -68,6 +69,7 @@ _HEALTH = {
 _VERDICTS = {
     "rank": np.int32, "cause": object, "since_step": np.int64, "until_step": np.int64, "evidence": object,
     "reported_step": np.int64, "level": object, "lost_s": np.float64, "ranks": object, "sentence": object,
+    "intervals": object,
 }  # fmt: skip
 
 
@@ -282,8 +284,9 @@ class RecordedRun:
         """What was found to be wrong, from alerts.jsonl, without muted causes and ends of the run: rank,
         cause, since_step, until_step (-1: to the end), evidence (of a hang, from the newest stuck.json),
         reported_step, level ("error" or "warning"), lost_s (seconds of the run that it cost), ranks (all
-        that it is about, if several) and sentence (all of this in words). What ended or spoiled the training
-        comes first, then what cost most. Empty if there are none.
+        that it is about, if several), sentence (all of this in words) and intervals (the first and the last
+        step of each time, if it ended and came again). What ended or spoiled the training comes first, then
+        what cost most. Empty if there are none.
         """
         rows = [row | {"level": level_in(row), "lost_s": row.get("lost_s") or 0.0} for row in self._alerts()]
         return table_of([[row.get(name) for name in _VERDICTS] for row in rows], _VERDICTS, title="verdicts")
@@ -639,6 +642,13 @@ def findings(run: RecordedRun) -> list[Verdict]:
     """What is wrong with the newest attempt of a run; `distsummary status` says it after the state."""
     state = run._state()
     return open_findings(run._alerts(), state.newest if state else None)
+
+
+def ending(run: RecordedRun) -> Verdict | None:
+    """How the newest attempt failed or lost ranks; None if it did not, or still runs."""
+    state = run._state()
+    found = unreported_end([], state.newest if state else None)
+    return found[0][1] if found else None
 
 
 def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[dict[str, Any]]:

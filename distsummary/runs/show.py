@@ -10,7 +10,7 @@ import numpy as np
 from distsummary.base.columns import aligned, cut, numbered, paragraph, printable
 from distsummary.base.terminal import duration
 from distsummary.diagnosis.alerts import worst_level
-from distsummary.format.own_tags import EVALUATION_TAGS, LOSS_TAG, OF_RANKS, is_own
+from distsummary.format.own_tags import AUTO, EVALUATION_TAGS, LOSS_TAG, OF_RANKS, is_own
 from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank
@@ -19,6 +19,7 @@ from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import ScalarTable
 
 _FIRST = ("loss", "train/loss", LOSS_TAG, EVALUATION_TAGS, "acc", "lr", "learning_rate")  # tags of interest
+_LOSS = re.compile(rf"(?:.*[/_])?loss(?:{AUTO})?", re.IGNORECASE)
 _TAGS, _SETTINGS, _PROBLEMS, _VERDICTS, _DEALS = 12, 8, 5, 5, 3  # lines of each
 _LONG_NUMBER = re.compile(r"\b\d+\.\d{7,}(?:e[+-]\d+)?\b")  # as metrics have, which are JSON
 _HEAD = ("tag", "first", "last", "lowest", "at step", "highest", "at step", "points")
@@ -163,6 +164,11 @@ def _curve(tag: str, steps: Any, values: Any) -> Curve:
         highest_step=None if high is None else int(steps[high]),
         not_finite=values.size - finite.size,
     )
+
+
+def is_loss(tag: str) -> bool:
+    """Whether a tag is a loss by its name."""
+    return _LOSS.fullmatch(tag) is not None
 
 
 def interest(tag: str) -> tuple[int, str]:

@@ -1,13 +1,12 @@
-"""The data of a run's page: overview, curves, heat maps and timeline, and what other modules have of it.
+"""The data of a run's page: overview, curves, ranks and timeline, and what other modules have of it.
 
 What is drawn, and how, is the front end's; which numbers there are is decided here. Arrays are NumPy's until
 `packing` writes them.
 """
 
 import os
-import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
@@ -20,13 +19,11 @@ from distsummary.diagnosis.verdict import SLOW
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.format.own_tags import (
     ALERT_RANK,
-    AUTO,
     CHECK_TAGS,
     DATA_WAIT_MS,
     OF_RANKS,
     OWN_MS,
     PHASE_TAGS,
-    STEP_MS,
     SYSTEM_TAGS,
     WAIT_MS,
 )
@@ -34,15 +31,20 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.facts import facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, findings
-from distsummary.runs.show import interest
+from distsummary.runs.show import interest, is_loss
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import Matrix
+from distsummary.view.anatomy import Anatomy
+from distsummary.view.answer import Numbers, answer, verdicts_with_end
 from distsummary.view.compared_runs import comparison, span
+from distsummary.view.graph_nodes import graph
 from distsummary.view.histograms import histograms
+from distsummary.view.marks import marks
 from distsummary.view.media import media
 from distsummary.view.norm_rows import norms
-from distsummary.view.packing import offsets, plain, rounded, small
-from distsummary.view.reduce import Array, Band, band, columns, heat_map, line_of
+from distsummary.view.packing import plain, small
+from distsummary.view.rank_maps import rank_map, reference
+from distsummary.view.reduce import Array, Band, band, columns, line_of
 from distsummary.view.surfaces import landscapes
 
 Page: TypeAlias = dict[str, Any]
@@ -51,17 +53,15 @@ WIDTH = 1000  # columns of a drawing
 MAX_TAGS = 150
 _LINES = 16  # ranks with a line of their own, if there are more than that
 _POINTS = 300_000  # of all curves together
-_CELLS = 320_000  # of all heat maps together
 _FIRST_TAGS = 10  # share half of the points
 _MAPS = (
-    ("Step time", STEP_MS),
     ("Own time", OWN_MS),
     ("Waiting for other ranks", WAIT_MS),
     ("Waiting for data", DATA_WAIT_MS),
 )
-_PHASE_MAPS = 4  # of the phases that verdicts name
+_PHASE_MAPS = 4  # those that verdicts name, then these
+_PHASES = ("forward", "backward", "optimizer")
 _UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
-_LOSS = re.compile(rf"(?:.*[/_])?loss(?:{AUTO})?", re.IGNORECASE)
 # A merge leaves these out, although the ranks agree on them: they are no conflicts.
 _LEFT_OUT = ({"nan"}, {"inf"}, {"-inf"})
 _LAST = (PHASE_TAGS, SYSTEM_TAGS, ALERT_RANK, CHECK_TAGS)  # of the tags that are not the user's
@@ -96,50 +96,96 @@ def _page(
 ) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
-    verdicts: list[dict[str, Any]] = [plain(row) for row in run.verdicts]
-    shown, left_out = _shown(run, tags, {row["cause"] for row in verdicts})
-    planes = landscapes(run)
+    verdicts = verdicts_with_end(run)
+    tags = _known(run, tags)
+    shown = _shown(tags, {row["cause"] for row in verdicts})
     compared = comparison(run, others, shown, width=WIDTH)
     # The ranks that a verdict names have lines of their own as well.
-    named = [*dict.fromkeys([*ranks, *(int(row["rank"]) for row in verdicts)])]
-    maps = _map_tags(shown, verdicts) if len(run.ranks) > 1 else {}
-    merged = _merged_curves(run, shown)
-    curves, pictures, first_steps = [], [], []
-    timeline: Page = {"bars": _bars(run), "starts": [], "counts": None}
-    for place, tag in enumerate(shown):
-        doing("reducing curve", place + 1, len(shown))
+    named = [*dict.fromkeys([*(int(row["rank"]) for row in verdicts), *ranks])]
+    numbers = Numbers(tags)
+    maps, anatomy, own_middle = _of_ranks(run, tags, verdicts, named)
+    merged = _merged_curves(run, [*shown, *numbers.wanted])
+    curves, pictures, first_steps, counts = [], [], [], None
+    wanted = [*dict.fromkeys([*shown, *numbers.wanted, *maps, *(anatomy.wanted if anatomy else ())])]
+    for place, tag in enumerate(wanted):
+        doing("reducing curve", place + 1, len(wanted))
         matrix = Matrix(*run.matrix_and_nans(tag))
-        first_steps += matrix.steps[:1].tolist()
         of_all = band(matrix.ranks, matrix.values, matrix.nans)
-        lines = _lines(matrix.ranks, named, of_all)
-        # The first tags share half of the points, all others the rest; the more lines, the fewer columns.
-        share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
-        width = int(min(WIDTH, max(40, share / (3 * (len(lines) + 2)))))
-        curves.append(
-            _curve(tag, matrix, of_all, lines, width)
-            | {"merged": line_of(*merged[tag], width) if tag in merged else None}
-        )
-        # The most interesting tag, which is the first one, stands for the run in the timeline.
-        if place == 0:
-            starts = _starts(run, tag, int(matrix.ranks[0]))
-            timeline |= {"starts": starts, "counts": _counts(matrix.steps, of_all)}
+        if place < len(shown) or tag in numbers.wanted:
+            first_steps += matrix.steps[:1].tolist()
+            # The first tags share half of the points, all others the rest.
+            share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
+            curves.append(_curve(tag, matrix, of_all, named, share, merged.get(tag)))
+        numbers.take(tag, matrix, of_all)
+        # The most interesting tag, which is the first one, stands for the run in the counts of ranks.
+        counts = counts or _counts(matrix.steps, of_all)
         if tag in maps:
-            pictures += _pictures(maps[tag], tag, matrix, of_all, _CELLS // len(maps))
+            step_of = None if is_loss(tag) or tag == OWN_MS else own_middle(matrix.steps)
+            middle = reference(of_all, matrix.ranks.size)
+            pictures.append(rank_map(maps[tag], _unit(tag), tag, matrix, middle, step_of, named))
+        if anatomy is not None and tag in anatomy.wanted:
+            anatomy.take(tag, matrix)
         # Released before the next one is read: the matrices of 1,000 ranks take 400 MB.
         del matrix
     order = [*maps]
-    pictures.sort(key=lambda one: order.index(one["tag"]))
-    return {
-        "overview": _overview(run, verdicts, left_out, span(run, first_steps)),
-        "curves": curves,
-        "maps": pictures,
-        "timeline": timeline,
-        "landscapes": planes,
+    others_shown = {
+        "landscapes": landscapes(run),
         "norms": norms(run),
+        "graph": graph(run),
         "compare": compared,
         "histograms": histograms(run),
         "media": media(run),
     }
+    steps = span(run, first_steps)
+    on_axis = marks(run, tags)
+    bars = _bars(run)
+    # What could not be read is known when all else has been.
+    return {
+        "overview": _overview(run, verdicts, steps, _lasted_s(bars, on_axis["times"])),
+        "answer": answer(run, verdicts, steps=steps) | numbers.found,
+        "cost": None,
+        "tags": tags,
+        "curves": curves,
+        "maps": sorted((one for one in pictures if one), key=lambda one: order.index(one["tag"])),
+        "anatomy": anatomy and anatomy.as_dict(),
+        "marks": on_axis,
+        "timeline": {"bars": bars, "counts": counts},
+        **others_shown,
+    }
+
+
+def _of_ranks(
+    run: RecordedRun, tags: Sequence[str], verdicts: Sequence[Mapping[str, Any]], named: Sequence[int]
+) -> tuple[dict[str, str], Anatomy | None, Callable[[Array], Array | None]]:
+    """What is shown of the ranks next to each other: the tags of heat maps with their titles, the anatomy of
+    steps, and the time of a step by itself (S,) at given steps, which is None if it was not recorded.
+    """
+    if len(run.ranks) == 1:
+        return {}, None, lambda steps: None
+    if OWN_MS not in tags:
+        return _map_tags(tags, verdicts), None, lambda steps: None
+    own = Matrix(*run.matrix_and_nans(OWN_MS))
+    middle = reference(band(own.ranks, own.values, own.nans), own.ranks.size)
+    steps = [int(row[name]) for row in verdicts for name in ("since_step", "until_step") if row[name] >= 0]
+    anatomy = Anatomy(own, middle, named=named, steps=steps, tags=tags)
+    known, times = own.steps, np.where(middle > 0, middle, np.nan)
+
+    def at(steps: Array) -> Array | None:
+        places = np.clip(np.searchsorted(known, steps, side="right") - 1, 0, known.size - 1)
+        found: Array = times[places]
+        return found
+
+    return _map_tags(tags, verdicts), anatomy, at
+
+
+def tag_curve(run: RecordedRun, tag: str) -> Page:
+    """The curve of a tag that the page of a run does not have, as `page` has those that it has.
+
+    Raises InvalidValueError for a tag that is not there; MissingFileError if the run was removed.
+    """
+    matrix = Matrix(*run.matrix_and_nans(tag))
+    of_all = band(matrix.ranks, matrix.values, matrix.nans)
+    return _curve(tag, matrix, of_all, [], _POINTS / 2, _merged_curves(run, [tag]).get(tag))
 
 
 def rank_curve(run: RecordedRun, tag: str, rank: int) -> Page:
@@ -152,14 +198,19 @@ def rank_curve(run: RecordedRun, tag: str, rank: int) -> Page:
     return {"rank": rank} | line_of(table["step"][order], table["value"][order], WIDTH)
 
 
-def _shown(run: RecordedRun, tags: Sequence[str] | None, causes: Collection[str]) -> tuple[list[str], int]:
-    """The scalars to show, by interest, of phases the causes of verdicts first; and how many are left out."""
+def _known(run: RecordedRun, tags: Sequence[str] | None) -> list[str]:
+    """The scalars of the ranks by interest, those of distsummary last."""
     known = [tag for tag in run.tags.get("scalar", {}) if not tag.startswith(OF_RANKS)]
     if tags is not None:
         if absent := [tag for tag in tags if tag not in known]:
             # This raises the error, which names the nearest tag.
             run.scalars(absent[0])
         known = [tag for tag in known if tag in set(tags)]
+    return sorted(known, key=interest)
+
+
+def _shown(tags: Sequence[str], causes: Collection[str]) -> list[str]:
+    """The scalars whose curves are on the page, of phases the causes of verdicts first."""
 
     def by_interest(tag: str) -> Any:
         is_other_phase = (
@@ -167,19 +218,19 @@ def _shown(run: RecordedRun, tags: Sequence[str] | None, causes: Collection[str]
         )
         return [tag.startswith(start) for start in reversed(_LAST)], is_other_phase, *interest(tag)
 
-    known.sort(key=by_interest)
-    return known[:MAX_TAGS], max(0, len(known) - MAX_TAGS)
+    return sorted(tags, key=by_interest)[:MAX_TAGS]
 
 
-def _map_tags(shown: Sequence[str], verdicts: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def _map_tags(tags: Sequence[str], verdicts: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Tag -> title of its heat map, in the order of the page."""
-    found = {tag: title for title, tag in _MAPS if tag in shown}
-    phases = [*dict.fromkeys(row["cause"] for row in verdicts if row["cause"] in SLOW)]
-    for phase in phases[:_PHASE_MAPS]:
-        for kind, words in (("cpu_ms", "on the processor"), ("blocked_ms", "blocked")):
-            if (tag := f"{PHASE_TAGS}{phase}/{kind}") in shown:
-                found[tag] = f"Phase {phase}, {words}"
-    losses = [tag for tag in shown if _LOSS.fullmatch(tag)]
+    found = {tag: title for title, tag in _MAPS if tag in tags}
+    blamed = dict.fromkeys(row["cause"] for row in verdicts if row["cause"] in SLOW)
+    for phase in [*dict.fromkeys([*blamed, *_PHASES])][:_PHASE_MAPS]:
+        if (tag := f"{PHASE_TAGS}{phase}/cpu_ms") in tags:
+            found[tag] = phase.capitalize()
+        if phase in blamed and (tag := f"{PHASE_TAGS}{phase}/blocked_ms") in tags:
+            found[tag] = f"{phase.capitalize()}, blocked"
+    losses = [tag for tag in tags if is_loss(tag)]
     return found | {tag: "Loss" for tag in losses[:1]}
 
 
@@ -199,9 +250,21 @@ def _most_often(ranks: Array) -> list[int]:
     return [int(rank) for rank in found[np.argsort(-counts, kind="stable")][:3]]
 
 
-def _curve(tag: str, matrix: Matrix, of_all: Band, lines: Sequence[int], width: int) -> dict[str, Any]:
-    """One tag: its band over the ranks in columns, the median, and the ranks with lines of their own."""
+def _curve(
+    tag: str,
+    matrix: Matrix,
+    of_all: Band,
+    named: Sequence[int],
+    share: float,
+    merged: tuple[Array, Array] | None,
+) -> dict[str, Any]:
+    """One tag: its band over the ranks in columns, the median, and the ranks with lines of their own.
+
+    `share`: how many points it may have; the more lines, the fewer columns.
+    """
     steps, having, values, nans = matrix
+    lines = _lines(having, named, of_all)
+    width = int(min(WIDTH, max(40, share / (3 * (len(lines) + 2)))))
     edges = columns(steps, width)
     starts = edges[:-1]
     bands: dict[str, Any] = {"steps": small(steps[starts])}
@@ -234,6 +297,7 @@ def _curve(tag: str, matrix: Matrix, of_all: Band, lines: Sequence[int], width: 
         "median": line_of(steps, of_all.median, width) if having.size > 1 else None,
         "band": bands if having.size > 1 else None,
         "lines": own,
+        "merged": line_of(*merged, width) if merged else None,
         "not_finite": int(of_all.not_finite.sum()),
         "first_not_finite": int(steps[bad[0]]) if bad.size else None,
     }
@@ -241,37 +305,6 @@ def _curve(tag: str, matrix: Matrix, of_all: Band, lines: Sequence[int], width: 
 
 def _unit(tag: str) -> str:
     return next((unit for end, unit in _UNITS.items() if tag.endswith(end)), "")
-
-
-def _pictures(title: str, tag: str, matrix: Matrix, of_all: Band, cells: int) -> list[dict[str, Any]]:
-    """The heat maps of one tag: its values, and if their median is positive, their ratio to it."""
-    steps, ranks, values, nans = matrix
-    found = []
-    kinds: dict[str, Array | None] = {"value": None}
-    # The median of two ranks is their mean: a ratio to it would not show which of them is unusual.
-    if ranks.size > 2 and (of_all.median > 0).any():
-        kinds["ratio"] = of_all.median
-    for kind, by in kinds.items():
-        one = heat_map(steps, ranks, values, cells=cells // 2, width=WIDTH, by=by, nans=nans)
-        found.append(
-            {
-                "title": title,
-                "tag": tag,
-                "unit": _unit(tag),
-                "kind": kind,
-                "ranks": ranks.astype(np.int32),
-                "group": one.group,
-                "first_steps": small(one.first_steps),
-                "last_step": one.last_step,
-                "rows": one.values.shape[0],
-                "columns": one.values.shape[1],
-                "values": one.values if kind == "value" else rounded(one.values),
-                "at_step": offsets(one.steps - one.first_steps),
-                "at_rank": offsets(np.maximum(one.ranks - ranks[:: one.group, None], 0)),
-                "bad": one.bad if one.bad.any() else None,
-            }
-        )
-    return found
 
 
 def _counts(steps: Array, of_all: Band) -> dict[str, Any]:
@@ -293,7 +326,7 @@ def _merged_curves(run: RecordedRun, shown: Sequence[str]) -> dict[str, tuple[Ar
 
 
 def _overview(
-    run: RecordedRun, verdicts: list[dict[str, Any]], left_out: int, steps: list[int] | None
+    run: RecordedRun, verdicts: list[dict[str, Any]], steps: list[int] | None, lasted_s: float | None
 ) -> dict[str, Any]:
     attempts: list[dict[str, Any]] = [plain(row) for row in run.attempts if row.role == run.role]
     known, found = facts(run), findings(run)
@@ -308,6 +341,7 @@ def _overview(
         "ranks": list(run.ranks),
         "world_size": int(known.get("ranks") or len(run.ranks)),
         "steps": steps,
+        "lasted_s": lasted_s,
         "started": min((row["started"] for row in attempts), default=None),
         "attempts": attempts,
         "health": [plain(row) for row in run.health if row.role == run.role],
@@ -317,7 +351,6 @@ def _overview(
         "verdicts": verdicts,
         "conflicts": _conflicts(run),
         "problems": list(run.problems),
-        "left_out": left_out,
     }
 
 
@@ -356,11 +389,10 @@ def _bars(run: RecordedRun) -> list[dict[str, Any]]:
     return bars
 
 
-def _starts(run: RecordedRun, tag: str, rank: int) -> list[dict[str, int]]:
-    """The first and the last step of each attempt, by a tag of one rank."""
-    table = run.scalars(tag, rank=rank)
-    found = []
-    for attempt in np.unique(table["attempt"]):
-        steps = table["step"][table["attempt"] == attempt]
-        found.append({"attempt": int(attempt), "first_step": int(steps.min()), "last_step": int(steps.max())})
-    return found
+def _lasted_s(bars: Sequence[Mapping[str, Any]], times: Mapping[str, Array] | None) -> float | None:
+    """How long the run took so far; without a run.json, from the first recorded step to the last."""
+    if bars:
+        return float(max(bar["end"] for bar in bars) - min(bar["begin"] for bar in bars))
+    if times is None or times["seconds"].size < 2:
+        return None
+    return float(np.nanmax(times["seconds"]) - np.nanmin(times["seconds"]))

@@ -1,12 +1,11 @@
 """Curves and matrices as small as a page can draw them; what is left out is never an extreme.
 
 A page has a few hundred columns for a hundred thousand steps. `columns` says which steps share a column;
-`thinned` keeps the first, last, lowest and highest point of each, `heat_map` the highest value of each cell,
-or the ratio farthest from 1, with its step and rank. Nothing is averaged or smoothed.
+`thinned` keeps the first, last, lowest and highest point of each; `band` has the ranks together at each step.
+Nothing is averaged or smoothed.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from distsummary.view.packing import small
 
 Array = NDArray[Any]
-_LEAST_RATIO = 0.1
 _CHUNK = 1 << 21  # values that are looked at together
 
 
@@ -130,97 +128,6 @@ def band(ranks: Array, values: Array, nans: Array | None = None) -> Band:
         low=low, median=median, high=high, low_rank=low_rank, high_rank=high_rank, count=count,
         not_finite=not_finite,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeatMap:
-    """The ranks of one tag as a picture of H rows and W columns; a cell holds several ranks and steps.
-
-    Attributes:
-        first_steps: int64 (W,), where each column begins; it ends before the next one, the last at
-            `last_step`.
-        group: how many ranks share a row; row r holds those at the places r * group and following.
-        values: float32 (H, W), the highest finite value of the cell, or of ratios the one farthest from 1,
-            exactly; NaN where there is none.
-        steps: int64 (H, W), and ranks: int32 (H, W), where it is; -1 where there is none.
-        bad: uint8 (H, W): 1 where a rank recorded NaN or an infinity.
-    """
-
-    first_steps: Array
-    last_step: int
-    group: int
-    values: Array
-    steps: Array
-    ranks: Array
-    bad: Array
-
-
-def heat_map(
-    steps: Array,
-    ranks: Array,
-    values: Array,
-    *,
-    cells: int,
-    width: int,
-    by: Array | None = None,
-    nans: Array | None = None,
-) -> HeatMap:
-    """The highest value of each cell of a picture of ranks and steps; of ratios, the one farthest from 1.
-
-    The highest of several ratios is above 1 for ranks like all others too. Farthest is by the logarithm, and
-    a ratio below 1/10 counts as 1/10 there, since colours go no farther and times near 0 say little.
-
-    Args:
-        steps: int64 (S,), rising. ranks: int32 (R,). values: float32 (S, R), as for `band`.
-        cells: how many cells the picture may have. width: how many columns, unless the cells are too few.
-        by: floats (S,): each value is divided by that of its step, and cells without a positive one are
-            left empty; None: the values as they are.
-        nans: as for `band`.
-    """
-    # Ranks share rows if there are too many of them for the cells; the fewer rows, the more columns.
-    rows = min(ranks.size, max(1, int((cells / 2.25) ** 0.5), cells // width))
-    group = -(-ranks.size // rows)
-    rows = -(-ranks.size // group)
-    edges = columns(steps, max(1, min(width, cells // rows)))
-    shape = rows, edges.size - 1
-    found = np.full(shape, np.nan, np.float32)
-    at_step, at_rank = np.full(shape, -1, np.int64), np.full(shape, -1, np.int32)
-    bad = np.zeros(shape, np.uint8)
-    padded = rows * group
-    for column, (start, end) in enumerate(pairwise(edges)):
-        block = values[start:end]
-        is_finite = np.isfinite(block)
-        is_bad = np.isinf(block) if nans is None else np.isinf(block) | nans[start:end]
-        if by is not None:
-            divisor = by[start:end, None]
-            with np.errstate(all="ignore"):
-                block = block / divisor
-            is_finite &= (divisor > 0) & np.isfinite(block)
-        # What a cell shows: the highest value, or the ratio whose logarithm is the farthest from 0.
-        far = block if by is None else np.abs(np.log(np.maximum(block, _LEAST_RATIO)))
-        filled = np.where(is_finite, far, -np.inf)
-        place = filled.argmax(axis=0)  # (R,)
-        # The last row may hold fewer ranks than others: -inf in their place is never the highest.
-        of_ranks = np.full(padded, -np.inf, np.float32)
-        of_ranks[: ranks.size] = np.take_along_axis(filled, place[None], 0)[0]
-        best = of_ranks.reshape(rows, group)
-        of_rank = best.argmax(axis=1)
-        highest = best[np.arange(rows), of_rank]
-        has_any = highest > -np.inf
-        # From the place within its row to the place among all ranks.
-        of_rank = np.minimum(of_rank + np.arange(rows) * group, ranks.size - 1)
-        found[has_any, column] = block[place[of_rank], of_rank][has_any]
-        at_rank[has_any, column] = ranks[of_rank][has_any]
-        at_step[has_any, column] = steps[start:end][place[of_rank]][has_any]
-        if is_bad.any():
-            any_bad = np.zeros(padded, np.uint8)
-            any_bad[: ranks.size] = is_bad.any(axis=0)
-            bad[:, column] = any_bad.reshape(rows, group).max(axis=1)
-    first = steps[edges[:-1]] if steps.size else np.zeros(0, np.int64)
-    last = int(steps[-1]) if steps.size else 0
-    return HeatMap(
-        first_steps=first, last_step=last, group=group, values=found, steps=at_step, ranks=at_rank, bad=bad
-    )
 
 
 def first_of_each(places: Array, number: Array) -> Array:

@@ -21,7 +21,7 @@ _HTML = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; \
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {script_hashes}; \
 style-src '{style_hash}'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'">
 <link rel="icon" href="data:,">
 <title>{title}</title>
@@ -31,7 +31,7 @@ style-src '{style_hash}'; img-src data:; media-src data:; base-uri 'none'; form-
 <div id="app"><p>Reading the run ...</p><noscript>This page needs JavaScript.</noscript></div>
 <script type="application/json" id="data">{data}</script>
 <script type="application/octet-stream" id="block">{block}</script>
-<script>{script}</script>
+{scripts}
 </body>
 </html>
 """
@@ -66,12 +66,15 @@ def report(
     # What cannot be written is refused before the run is read, which may take long.
     refuse_unlike_files(path)
     check_writable(path.parent)
-    data, block = embedded(page(opened, ranks=ranks, tags=tags, others=[open_run(other) for other in others]))
+    found = page(opened, ranks=ranks, tags=tags, others=[open_run(other) for other in others])
+    # The code that lays out a graph is only where there is one.
+    scripts = [*([built("graph.js")] if found["graph"] else []), script]
+    data, block = embedded(found)
     text = _HTML.format(
         title=html.escape(opened.path.resolve().name),
-        script_hash=_hash(script),
+        script_hashes=" ".join(f"'{_hash(one)}'" for one in scripts),
         style_hash=_hash(style),
-        script=script,
+        scripts="\n".join(f"<script>{one}</script>" for one in scripts),
         style=style,
         data=data,
         block=block,

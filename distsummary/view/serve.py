@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 PORT = 6116
 _IDLE_S = 60.0  # after which a connection without requests is closed
-_STATIC = {"page.js": "text/javascript; charset=utf-8", "page.css": "text/css; charset=utf-8"}
+_SCRIPT = "text/javascript; charset=utf-8"
+_STATIC = {"page.js": _SCRIPT, "graph.js": _SCRIPT, "page.css": "text/css; charset=utf-8"}
 _HTML = """<!doctype html>
 <html lang="en">
 <head>
@@ -157,8 +158,8 @@ def _refused(error: OSError, host: str, port: int) -> DistSummaryError:
 class _Handler(BaseHTTPRequestHandler):
     """Answers one connection; the paths after the token:
 
-    "" (the page: the list or, with ?run=NAME, a run), page.js, page.css, runs (the list as JSON),
-    data?run=NAME&with=OTHER (as often as there are others) and curve?run=NAME&tag=TAG&rank=N.
+    "" (the page: the list or, with ?run=NAME, a run), page.js, graph.js, page.css, runs (the list as JSON),
+    data?run=NAME&with=OTHER (as often as there are others) and curve?run=NAME&tag=TAG (&rank=N: of one).
     """
 
     server: Server
@@ -219,10 +220,11 @@ class _Handler(BaseHTTPRequestHandler):
             found = self.server.served.page(asked.get("run", ""), query.get("with", []))
             self._send_known("application/octet-stream", found)
         elif name == "curve":
-            rank = asked.get("rank", "")
-            if not (rank.isascii() and rank.isdigit()):
+            rank = asked.get("rank")
+            if rank is not None and not (rank.isascii() and rank.isdigit()):
                 raise InvalidValueError(f"rank must be a whole number, got {rank!r}")
-            found = self.server.served.curve(asked.get("run", ""), asked.get("tag", ""), int(rank))
+            number = None if rank is None else int(rank)
+            found = self.server.served.curve(asked.get("run", ""), asked.get("tag", ""), number)
             self._send_known("application/octet-stream", found)
         else:
             self._say(

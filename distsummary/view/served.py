@@ -23,7 +23,7 @@ from distsummary.runs.find_runs import RunRow, find_runs
 from distsummary.runs.recorded_run import RecordedRun, open_run
 from distsummary.view.compared_runs import refuse_others
 from distsummary.view.packing import plain, sent
-from distsummary.view.page import page, rank_curve
+from distsummary.view.page import page, rank_curve, tag_curve
 
 EVERY_S = 2.0  # at most so often the files are looked at
 # After reading, a pause of so many times its duration follows: reading takes a fifth of the time at most.
@@ -86,8 +86,8 @@ class Served:
         """
         return self._run(name, *others).page()
 
-    def curve(self, name: str, tag: str, rank: int) -> Response:
-        """One tag of one rank: steps and values, of a long run those that a drawing needs, with the extremes.
+    def curve(self, name: str, tag: str, rank: int | None = None) -> Response:
+        """One tag of one rank, or of all together: of a long run what a drawing needs, with the extremes.
 
         Raises as `page`, and InvalidValueError for a tag or rank that is not there.
         """
@@ -114,7 +114,9 @@ class Served:
         for name in names:
             # A run that began after the last listing may be there by now.
             if name not in self._names:
-                self.runs()
+                # What is not there is refused at once: to list the runs may take long.
+                if name and (self.path / name).is_dir():
+                    self.runs()
                 if name not in self._names:
                     raise UnknownRunError(name)
         refuse_others(self.path / names[0], [self.path / name for name in names[1:]])
@@ -167,7 +169,7 @@ class _Run:
         self._held = ExitStack()
         self._stamp = ""  # of the page and the curves
         self._page: Response | Exception | None = None
-        self._curves: dict[tuple[str, int], Response] = {}
+        self._curves: dict[tuple[str, int | None], Response] = {}
 
     def page(self) -> Response:
         with self._lock:
@@ -178,11 +180,13 @@ class _Run:
                     self._page = _tried(lambda: _answer(sent(self._make(run, others=others)), version=stamp))
             return _given(self._page)
 
-    def curve(self, tag: str, rank: int) -> Response:
+    def curve(self, tag: str, rank: int | None) -> Response:
         with self._lock:
             self._look.get(self._read_on)
             if (tag, rank) not in self._curves:
-                self._curves[tag, rank] = _answer(sent(rank_curve(self._runs[0], tag, rank)))
+                run = self._runs[0]
+                found = tag_curve(run, tag) if rank is None else rank_curve(run, tag, rank)
+                self._curves[tag, rank] = _answer(sent(found))
             return self._curves[tag, rank]
 
     def _read_on(self) -> str:

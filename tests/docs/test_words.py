@@ -20,14 +20,14 @@ def texts() -> Iterator[Path]:
     """The project's own code and documents."""
     yield from ROOT.glob("*.md")
     for room in ROOMS:
-        for ending in ("*.py", "*.md", "*.js"):
+        for ending in ("*.py", "*.md", "*.js", "*.ts", "*.tsx"):
             yield from (ROOT / room).rglob(ending)
 
 
 def test_verbs_of_speech_are_rare():
     words, found = 0, []
     for path in texts():
-        if path.name.endswith(("_pb2.py", "test_words.py")) or "bundle" in path.parts:
+        if path.name.endswith(("_pb2.py", "test_words.py")) or {"bundle", "node_modules"} & {*path.parts}:
             continue
         split = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", path.read_text()).replace("_", " ").lower()
         for number, line in enumerate(split.splitlines(), 1):  # names are split into words

@@ -1,7 +1,7 @@
-"""The README's picture of the page of the demo's run.
+"""The pictures of the guides: `.venv-ui/bin/python -m tests.ui.picture PAGE.html PICTURE.png [HASH]`.
 
-`.venv-ui/bin/python -m tests.ui.picture runs/demo.html docs/report.png`. Chromium takes pictures of the tops
-of some views; one below the other, in 256 colours, they are the picture.
+README has the first screen of a prepared run: `.venv/bin/python -m tests.ui.prepared DIR slow`.
+Chromium takes it; with 256 colours it is small.
 """
 
 import shutil
@@ -9,41 +9,28 @@ import sys
 from io import BytesIO
 from pathlib import Path
 
-WIDTH, GAP = 1200, 12
-VIEWS = {"curves": 490, "heat": 290, "landscape": 656}  # the pixels of each, from its top
+WIDTH, LEAST, MOST = 1200, 300, 1000
 
 
-def main(page: Path, picture: Path) -> None:
-    """Take the pictures and put them together."""
+def main(page: Path, picture: Path, hash: str = "") -> None:
+    """Take the picture, as high as the page."""
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        shown = browser.new_page(viewport={"width": WIDTH, "height": 1000}, color_scheme="light")
-        shown.goto(page.resolve().as_uri())
+        shown = browser.new_page(viewport={"width": WIDTH, "height": LEAST}, color_scheme="light")
+        shown.goto(page.resolve().as_uri() + hash)
         shown.wait_for_selector("html[data-ready]")
-        taken = [shown.locator("header").screenshot()]
-        for name, height in VIEWS.items():
-            view = shown.locator(f"section#{name}")
-            view.scroll_into_view_if_needed()
-            shown.evaluate("name => document.getElementById(name).scrollIntoView()", name)
-            shown.wait_for_timeout(500)  # charts are drawn when they come into sight
-            shown.evaluate("document.querySelector('header').style.position = 'static'")
-            box = view.bounding_box()
-            clip = {"x": 0, "y": box["y"] + shown.evaluate("scrollY"), "width": WIDTH, "height": height}
-            taken.append(shown.screenshot(full_page=True, clip=clip))
+        bottom = shown.evaluate("document.querySelector('main').getBoundingClientRect().bottom")
+        shown.set_viewport_size({"width": WIDTH, "height": int(max(LEAST, min(MOST, bottom)))})
+        shown.wait_for_timeout(800)
+        taken = shown.screenshot()
         browser.close()
-    parts = [Image.open(BytesIO(part)).convert("RGB") for part in taken]
-    height = sum(part.height + GAP for part in parts)
-    whole = Image.new("RGB", (WIDTH, height), parts[1].getpixel((2, 2)))
-    top = 0
-    for part in parts:
-        whole.paste(part, (0, top))
-        top += part.height + GAP
-    whole.quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)
+    image = Image.open(BytesIO(taken)).convert("RGB")
+    image.quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)
     print(f"{picture}: {picture.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import distsummary as ds
+from distsummary.format.graph import Edge, Graph, Node
+from distsummary.format.mindspore_graph import encode
 from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import Value
 from distsummary.rundir.run_dir import RunDir
@@ -19,6 +21,18 @@ NASTY = "</script><img src=x onerror='window.hacked=1'>\"'&\u2028\u202eé" + "<b
 
 PARAMETERS = (*(f"layers.{n}.{part}" for n in range(150) for part in ("weight", "bias")), NASTY)
 TABLE = ParameterTable(PARAMETERS, ((4,),) * 301, (4,) * 301, (0,) * 301)
+
+
+GRAPH = encode(
+    Graph(
+        (
+            Node("x", "Input"),
+            Node("encoder/linear", "Linear", (Edge("x"),), parameters=12),
+            Node("encoder/norm", "LayerNorm", (Edge("encoder/linear"),)),
+            Node("output", "Output", (Edge("encoder/norm"),)),
+        )
+    )
+)
 
 
 def norms(step: int) -> Value:
@@ -96,6 +110,10 @@ def main(directory: Path) -> None:
         for step in run.steps(range(3)):
             run.log(loss=1 / (1 + step))
     report(directory / "real", out=directory / "real.html")
+    record(
+        directory / "graph", values=lambda step, rank: [Value("graph", "graph", GRAPH)] if step == 1 else []
+    )
+    report(directory / "graph", out=directory / "graph.html")
     record(directory / "<i>other", steps=range(1, 401), values=slow)
     report(
         directory / "run4",

@@ -23,12 +23,24 @@ path, ranks, first, end = Path(sys.argv[1]), *map(int, sys.argv[2:])
 for rank in range(ranks):
     record(path, rank=rank, ranks=ranks, steps=range(first, end), first_seq=first, values=slow)
 """
+MANY = """
+import sys
+from pathlib import Path
+from distsummary.format.records import Value
+from tests.unit.runs.recording import record
+values = [Value("scalar", f"layer{number}", number) for number in range(200)]
+record(Path(sys.argv[1]), values=lambda step, rank: values)
+"""
 ENDED = 30_000  # milliseconds: so long may an update take on a machine that does other things too
 
 
 def record(path: Path, ranks: int, first: int, end: int) -> None:
     command = [PYTHON, "-c", RECORD, path, str(ranks), str(first), str(end)]
     subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, timeout=60)
+
+
+def record_many(path: Path) -> None:
+    subprocess.run([PYTHON, "-c", MANY, path], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=60)
 
 
 @pytest.fixture
@@ -58,12 +70,12 @@ def served(browser, tmp_path):
 
 
 def steps(page) -> str:
-    return page.locator(".cards div", has_text="steps").locator("dd").inner_text()
+    return page.locator("header .quiet").inner_text().split(" · ")[1]
 
 
 def opened(page, name: str):
     page.get_by_role("link", name=name, exact=True).click()
-    page.wait_for_selector("html[data-ready] #curves canvas")
+    page.wait_for_selector("html[data-ready] .chart canvas")
 
 
 def test_the_list_is_sorted_filtered_and_worked_by_keys(served):
@@ -80,50 +92,60 @@ def test_the_list_is_sorted_filtered_and_worked_by_keys(served):
     assert page.evaluate(names) == ["slow"]
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#curves")
+    page.wait_for_selector("main[data-route=answer]")
     assert page.locator("h1").inner_text().startswith("slow")
 
 
 def test_a_page_follows_its_run_and_keeps_what_was_chosen(served):
     runs, page = served
     opened(page, "slow")
-    assert steps(page) == "1 to 400"
+    assert steps(page) == "400 steps"
+    page.keyboard.press("2")
     page.locator("#filter").fill("loss")
-    page.get_by_role("button", name="2", exact=True).click()
-    plot = page.locator("#curves .u-over")
-    plot.scroll_into_view_if_needed()
+    page.get_by_label("put any rank on top").fill("2")
+    page.get_by_label("put any rank on top").press("Enter")
+    plot = page.locator(".chart .u-over")
     box = plot.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=5)
     page.mouse.up()
     page.locator("#filter").focus()
-    top = page.locator("#curves").bounding_box()["y"]
+    url, top = page.url, page.locator(".chart").bounding_box()["y"]
     record(runs / "slow", 20, 401, 801)
-    page.locator("#curves figcaption", has_text="16,000 points").wait_for(timeout=ENDED)
-    assert steps(page) == "1 to 800"
-    page.locator("#media figcaption", has_text="160 steps").first.wait_for(timeout=ENDED)
-    assert "null" not in page.locator("main").inner_text()
+    page.locator("header .quiet", has_text="800 steps").wait_for(timeout=ENDED)
+    assert page.url == url
+    assert "undefined" not in page.locator("main").inner_text()
     assert page.evaluate("document.activeElement.id") == "filter"
     assert page.locator("#filter").input_value() == "loss"
-    assert page.locator("#curves .tag").all_inner_texts() == ["loss"]
-    assert page.get_by_role("button", name="2", exact=True).get_attribute("aria-pressed") == "true"
-    assert abs(page.locator("#curves").bounding_box()["y"] - top) < 2
-    page.mouse.move(box["x"] + 2, box["y"] + 45)  # the left edge of what is zoomed in on
-    page.mouse.move(box["x"] + 3, box["y"] + 45)
-    step = int(re.search(r"step:?\s*(\d+)", page.locator("#curves .u-legend").inner_text())[1])
+    assert page.locator(".chart .tag").all_inner_texts() == ["loss"]
+    assert "rank 2" in page.locator(".chart .legend").inner_text()
+    assert abs(page.locator(".chart").bounding_box()["y"] - top) < 2
+    page.mouse.move(box["x"] + 5, box["y"] + 45)  # the left edge of what is zoomed in on
+    page.mouse.move(box["x"] + 6, box["y"] + 45)
+    step = int(re.search(r"step (\d+)", page.locator(".tip").inner_text())[1])
     assert 85 < step < 120
+
+
+def test_a_tag_that_the_page_does_not_hold_is_asked_for(served):
+    runs, page = served
+    record_many(runs / "many")
+    (runs / "many" / "run.json").write_text("{}")
+    page.goto(f"{page.url}?run=many#metrics?q=layer199")
+    chart = page.locator(".chart", has_text="layer199")
+    chart.locator("canvas").wait_for(timeout=ENDED)
+    assert chart.locator(".newest").inner_text() == "199"
 
 
 def test_a_run_that_is_removed_stays_as_it_was_and_that_is_said(served):
     runs, page = served
     opened(page, "alone")
     shutil.rmtree(runs / "alone")
-    said = page.locator(".said")
+    said = page.locator("header .said")
     said.filter(has_text="was").wait_for(timeout=ENDED)
     assert "was removed while it was read; this is what there was before" in said.inner_text()
-    assert steps(page) == "1 to 400"
-    assert page.locator("#curves canvas").count() > 0
+    assert steps(page) == "400 steps"
+    assert page.locator(".chart canvas").count() > 0
 
 
 def test_runs_that_are_chosen_in_the_list_are_compared(served):
@@ -132,9 +154,11 @@ def test_runs_that_are_chosen_in_the_list_are_compared(served):
     assert page.get_by_role("link", name="compare 2 runs").count() == 0
     page.get_by_label("compare alone").check()
     page.get_by_role("link", name="compare 2 runs").click()
-    page.wait_for_selector("html[data-ready] #compare")
-    assert page.locator("h1").inner_text().startswith("slow")
-    assert page.locator("#compare tbody").first.locator(".key .name").all_inner_texts() == ["slow", "alone"]
-    page.locator("#curves figure").first.scroll_into_view_if_needed()
-    page.locator("#curves .u-legend").first.wait_for()
-    assert "alone" in page.locator("#curves .u-legend").first.inner_text()
+    page.wait_for_selector("html[data-ready]")
+    assert page.locator("h1").inner_text() == "slow"
+    page.get_by_role("link", name="Compare").click()
+    assert page.locator("[data-view=compare] tbody").first.locator(".key .name").all_inner_texts() == [
+        "slow",
+        "alone",
+    ]
+    assert "alone" in page.locator("#compared .legend").first.inner_text()

@@ -9,7 +9,6 @@ import pytest
 
 from distsummary.aggregate.merge import merge_run
 from distsummary.cli.main import main
-from distsummary.cli.why import page_of
 from distsummary.diagnosis.alerts import read_alerts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
@@ -17,6 +16,7 @@ from distsummary.format.own_tags import ALERT_RANK, ALERT_TAGS, ALERT_TEXT
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.rundir.rank_facts import RankFacts, write_facts
 from distsummary.rundir.run_dir import RunDir
+from distsummary.runs.guides import page_of
 from tests.disks import room_for
 from tests.unit.aggregate.live_ranks import Ranks, judge_files, scalar, series
 

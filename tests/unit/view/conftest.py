@@ -11,7 +11,8 @@ from distsummary.view import report
 def bundle(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Its directory."""
     directory = tmp_path_factory.mktemp("bundle")
-    (directory / "page.js").write_text("'use strict'\n")
+    for name in ("page.js", "graph.js"):
+        (directory / name).write_text("'use strict'\n")
     (directory / "page.css").write_text("body{}\n")
     monkeypatch.setattr(report, "BUNDLE", directory)
     return directory

@@ -52,19 +52,21 @@ def test_a_spike_of_one_rank_is_in_the_band_the_line_and_the_heat_map_with_its_p
     [line] = [line for line in curve["lines"] if line["rank"] == 2]
     assert line["steps"].size < 8000
     assert line["steps"][line["values"].argmax()] == 1234
-    [heat] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("zz_perf/own_ms", "value")]
-    row, column = np.unravel_index(heat["values"].argmax(), heat["values"].shape)
-    assert (row, heat["first_steps"][column] + heat["at_step"][row, column]) == (2, 1234)
-    assert heat["values"].max() == 912
-    [ratio] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("zz_perf/own_ms", "ratio")]
-    assert ratio["values"].max() == pytest.approx(912 / 12, rel=1e-3)
+    [heat] = [one for one in slow["maps"] if one["tag"] == "zz_perf/own_ms"]
+    column = (1234 - 1) // 20
+    assert heat["ranks"].tolist()[0] == 2  # the verdict is on it
+    assert (heat["first_steps"][column] + heat["far_steps"][0, column], heat["far"][0, column]) == (
+        1234,
+        7500,
+    )
+    assert heat["percent"][0, column] == 4  # the median of the cell: 12 ms, of the ranks 11.5 ms
 
 
 def test_nan_that_was_recorded_is_reported_with_its_step(slow):
     [curve] = [one for one in slow["curves"] if one["tag"] == "loss"]
     assert (curve["not_finite"], curve["first_not_finite"], curve["points"]) == (1, 50, 32_000)
-    [heat] = [one for one in slow["maps"] if (one["tag"], one["kind"]) == ("loss", "value")]
-    assert np.argwhere(heat["bad"]).tolist() == [[1, (50 - 1) // 8]]
+    [heat] = [one for one in slow["maps"] if one["tag"] == "loss"]
+    assert np.argwhere(heat["bad"]).tolist() == [[heat["ranks"].tolist().index(1), (50 - 1) // 20]]
 
 
 def test_nan_of_any_rank_is_found_while_one_rank_is_a_step_ahead(tmp_path):
@@ -76,8 +78,8 @@ def test_nan_of_any_rank_is_found_while_one_rank_is_a_step_ahead(tmp_path):
     found = page(ds.open_run(tmp_path))
     [curve] = found["curves"]
     assert (curve["not_finite"], curve["first_not_finite"]) == (1, 3)
-    [heat] = [one for one in found["maps"] if one["kind"] == "value"]
-    assert np.argwhere(heat["bad"]).tolist() == [[99, 2]]
+    [heat] = found["maps"]
+    assert (heat["ranks"][0], np.argwhere(heat["bad"]).tolist()) == (99, [[0, 2]])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_attempts_and_ranks_have_their_times_and_steps(tmp_path):
                     run.log(loss=1 / step)
     ds.merge_run(tmp_path / "run")
     found = page(ds.open_run(tmp_path / "run"))
-    assert [(one["attempt"], one["first_step"]) for one in found["timeline"]["starts"]] == [(0, 1), (1, 6)]
+    assert [(one["attempt"], one["first_step"]) for one in found["marks"]["attempts"]] == [(0, 1), (1, 6)]
     bars = [(one["rank"], one["attempt"], one["state"]) for one in found["timeline"]["bars"]]
     assert {(0, 1, "finished"), (1, 1, "finished")} <= {*bars}
     assert all(one["begin"] <= one["end"] for one in found["timeline"]["bars"])

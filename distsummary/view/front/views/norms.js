@@ -6,7 +6,8 @@ import { clamp, heatCanvas, legend, restarts } from "./heat.js"
 const WORDS = { gradient: "gradient norm", weight: "weight norm", update: "update norm", ratio: "update norm by weight norm", nonfinite: "elements that are not finite" }
 const SIGNS = { gradient: 1, weight: 2, update: 6, ratio: 6, nonfinite: 0 } // as QUANTITIES in view/norms.py
 
-export function norms({ norms: data, timeline }) {
+// `open` shows the page of a parameter.
+export function norms({ norms: data, marks }, kept, open) {
   if (!data || !Object.keys(data.maps).length) return []
   const rows = data.labels.length
   const columns = data.first_steps.length
@@ -18,15 +19,16 @@ export function norms({ norms: data, timeline }) {
   const caption = h("figcaption")
   const said = h("p", { class: "readout", "aria-live": "polite" })
   const ofRow = h("p", { class: "readout" })
-  const { element, reset, move } = heatCanvas({
+  const { element, reset, move, cell } = heatCanvas({
     height: 34 + rows * clamp(Math.floor(520 / rows), 4, 18), label: "norms: parameters by steps", chosen,
     left: (width) => Math.round(Math.min(260, width * 0.34)),
-    over: (context, place) => restarts(context, place, timeline.starts),
+    over: (context, place) => restarts(context, place, marks.attempts),
     report: (cell) => {
       said.textContent = cell ? described(data, chosen(), cell) : ""
       ofRow.textContent = cell ? ends(data, chosen(), cell[0]) : ""
     },
   })
+  element.addEventListener("click", () => cell() && open(data.labels[cell()[0]]))
   const redraw = () => {
     const one = chosen()
     let top = null
@@ -56,7 +58,7 @@ export function norms({ norms: data, timeline }) {
     })),
     h("div", { class: "tools", role: "radiogroup", "aria-label": "which norm" }, choices),
     h("div", { class: "tools", role: "radiogroup", "aria-label": "what the colours show" }, scales,
-      h("span", { class: "quiet" }, "striped: NaN or infinite; dashed lines: restarts. Point at a cell, or move with the arrow keys.")),
+      h("span", { class: "quiet" }, "striped: NaN or infinite; dashed lines: restarts. Point at a cell, or move with the arrow keys; a click opens its parameter.")),
     h("figure", { class: "wide" }, caption, element, said, ofRow),
     h("p", { class: "quiet" }, `${counted(data.parameters, "parameter")}${rows < data.parameters ? ` in ${counted(rows, "row")}, by module` : ""}, ${counted(data.steps, "step")}`
       + (data.rank == null ? "." : `; not merged yet: these are the elements that rank ${data.rank} holds.`)

@@ -1,41 +1,9 @@
-// A page that is served follows its run: data are asked for again and again, and what is shown is made again without
-// losing what the reader chose.
+// A view that is made of elements at once, such as a landscape, is made again when its data change: what the reader
+// chose in it stays.
 
-import { ask } from "./data.js"
 import { present } from "./dom.js"
 
-const EVERY_MS = 3000
-const SLOWEST_MS = 30000 // after failures
 const TYPING_MS = 5000 // for so long after a key, what it was for stays
-
-// Calls `show` with the data when there are others, and `report` with null or with the error that came instead of
-// them. Nothing is asked for while the page is hidden or `isPaused()`. Returns a function that asks at once.
-export function follow(path, fields, { version, show, report, isPaused }) {
-  let timer = null
-  let failures = 0
-  let isAsking = false
-  const look = async () => {
-    clearTimeout(timer)
-    if (isAsking || document.hidden || isPaused()) return
-    isAsking = true
-    try {
-      const answer = await ask(path, fields, version)
-      version = answer.version
-      failures = 0
-      report(null)
-      show(answer.data)
-    } catch (error) {
-      failures += 1
-      report(error)
-    } finally {
-      isAsking = false
-    }
-    timer = setTimeout(look, Math.min(EVERY_MS * 2 ** failures, SLOWEST_MS))
-  }
-  document.addEventListener("visibilitychange", () => document.hidden || look())
-  timer = setTimeout(look, EVERY_MS)
-  return look
-}
 
 const pointer = { x: 0, y: 0, isDown: false }
 let typed = { section: null, at: -Infinity }
@@ -44,7 +12,7 @@ for (const name of ["pointermove", "pointerdown", "pointerup", "pointercancel"])
     if (event.isTrusted) Object.assign(pointer, { x: event.clientX, y: event.clientY, isDown: event.buttons > 0 })
   }, { capture: true, passive: true })
 }
-addEventListener("keydown", (event) => { typed = { section: event.target.closest?.("section"), at: event.timeStamp } }, { capture: true })
+addEventListener("keydown", (event) => { typed = { section: event.target.closest?.("[data-view]"), at: event.timeStamp } }, { capture: true })
 
 // Whether the reader is about to do something in a section: presses a button, works it by keys, or has text selected.
 export function isInUse(section) {
@@ -69,10 +37,10 @@ function byName(elements) {
   return found
 }
 
-// Put other elements below the heading of a section. What was chosen in it is chosen in them: controls, what is open,
+// Put other elements into a section. What was chosen in it is chosen in them: controls, what is open,
 // how far tables are scrolled, the focus, and what the pointer is at.
 export async function renew(section, elements) {
-  const old = [...section.children].filter((one) => one.tagName !== "H2")
+  const old = [...section.children]
   const all = (selector) => [...section.querySelectorAll(selector)]
   const isOver = section.matches(":hover")
   const before = { controls: byName(all(CONTROLS)), open: all("details").map((one) => one.open), scroll: all(".scroll").map((one) => [one.scrollLeft, one.scrollTop]) }

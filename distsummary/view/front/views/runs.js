@@ -1,7 +1,6 @@
 // The runs below a directory: a table that is sorted by its heads, filtered, and worked by keys.
 
-import { counted, h, lasting, moment, number, whole } from "./dom.js"
-import { badge } from "./overview.js"
+import { badge, counted, h, lasting, moment, number, whole } from "./dom.js"
 
 const known = (value, said) => (value == null ? "-" : said(value))
 const loss = (value) => (typeof value === "string" ? value : number(value, 4)) // NaN and infinities are texts

@@ -1,5 +1,7 @@
 // Images, texts, sounds and PR curves as they were recorded, ranks side by side, with a slider over the steps.
 
+import { render, h as element } from "preact"
+import { Markdown } from "../base/markdown"
 import { canvas, counted, css, h, number, whole } from "./dom.js"
 
 // Tag -> the step that the reader chose; of other tags the newest is shown, also when newer ones come.
@@ -77,8 +79,18 @@ function address(item, type) {
   return item.address
 }
 
+// Markdown as elements, or as it was recorded.
 function text(item, words) {
-  return [h("pre", { tabindex: 0, "aria-label": words }, new TextDecoder().decode(item.bytes)),
+  const recorded = new TextDecoder().decode(item.bytes)
+  const shown = h("div", { class: "text", tabindex: 0, role: "region", "aria-label": words })
+  const put = (isSource) => (isSource ? (render(null, shown), shown.replaceChildren(h("pre", {}, recorded))) : (shown.replaceChildren(), render(element(Markdown, { text: recorded }), shown)))
+  put(false)
+  const button = h("button", { class: "link", "aria-pressed": "false", onclick: () => {
+    const isSource = button.getAttribute("aria-pressed") === "false"
+    button.setAttribute("aria-pressed", `${isSource}`)
+    put(isSource)
+  } }, "as it was recorded")
+  return [shown, /[#*_`|>\-[]/.test(recorded) ? button : null,
     item.cut ? h("p", { class: "quiet" }, `${counted(item.cut, "further character")} left out`) : null]
 }
 
@@ -103,7 +115,7 @@ function curve(item, words, count) {
     context.fillText("recall", (left + right) / 2, bottom + 26)
     context.textAlign = "right"
     for (const tick of [0, 0.5, 1]) context.fillText(tick, left - 4, at(0, tick)[1] + 4)
-    context.strokeStyle = css("--accent")
+    context.strokeStyle = css("--blue")
     context.lineWidth = 2
     context.beginPath()
     let isDrawn = false

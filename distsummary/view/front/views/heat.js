@@ -1,64 +1,10 @@
-// Heat maps: rows by steps, drawn for any view, and those of ranks, whose cells say exactly where their highest value is.
+// Heat maps: rows by steps, drawn for the norms and the histograms of parameters.
 
-import { canvas, counted, css, h, number, on, tickDistance, whole } from "./dom.js"
-import { since } from "./overview.js"
+import { canvas, css, h, number, tickDistance, whole } from "./dom.js"
 
 const LEFT = 64, RIGHT = 12, TOP = 8, BOTTOM = 26
 const SEQUENTIAL = ["#0d0887", "#5302a3", "#8b0aa5", "#b83289", "#db5c68", "#f48849", "#febd2a", "#f0f921"].map(rgb)
 const DIVERGING = ["#2166ac", "#4393c3", "#92c5de", "#d1d1d1", "#f4a582", "#d6604d", "#b2182b"].map(rgb)
-
-export function heatMaps({ maps, overview, timeline }) {
-  const byTag = new Map()
-  for (const one of maps) byTag.set(one.tag, { ...byTag.get(one.tag), [one.kind]: one })
-  if (!byTag.size) return null // of one rank
-  const state = { kind: maps.some((one) => one.kind === "ratio") ? "ratio" : "value", verdict: null }
-  const cards = [...byTag.values()].map((of) => card(of, state, overview.verdicts, timeline.starts))
-  const together = h("span", { class: "quiet" })
-  const redraw = () => {
-    cards.forEach((one) => one.redraw())
-    const widest = maps.filter((one) => one.kind === state.kind).map(cellSize).reduce((a, b) => (a.ranks * a.steps >= b.ranks * b.steps ? a : b), { ranks: 1, steps: 1 })
-    together.textContent = widest.ranks * widest.steps === 1 ? ""
-      : `A cell holds ${widest.ranks > 1 ? "up to " : ""}${counted(widest.ranks, "rank")} and about ${counted(widest.steps, "step")}, and shows ${state.kind === "ratio" ? "of their ratios the one farthest from 1 (below a tenth counts as a tenth)" : "their highest value"}.`
-  }
-  on("verdict", ({ detail }) => {
-    state.verdict = detail
-    location.hash = "heat"
-    redraw()
-  })
-  const choice = (kind, text) => {
-    const input = h("input", { type: "radio", name: "kind", value: kind, checked: kind === state.kind, onchange: () => { state.kind = kind; redraw() } })
-    return h("label", {}, input, ` ${text}`)
-  }
-  redraw()
-  return [
-    h("div", { class: "tools", role: "radiogroup", "aria-label": "what the colours show" },
-      choice("ratio", "ratio to the median of the ranks"), choice("value", "value"),
-      h("span", { class: "quiet" }, "frames: verdicts; dashed lines: restarts; striped: NaN or infinite. Point at a cell, or move with the arrow keys."), together),
-    ...cards.map((one) => one.element),
-  ]
-}
-
-function card(of, state, verdicts, starts) {
-  const title = of.value.title
-  const caption = h("figcaption")
-  const said = h("p", { class: "readout", "aria-live": "polite" })
-  const rows = of.value.rows
-  const height = TOP + BOTTOM + rows * Math.max(1, Math.min(30, Math.floor(330 / rows)))
-  const chosen = () => of[state.kind] ?? of.value
-  const { element, reset, cell } = heatCanvas({
-    height, label: `${title}: ranks by steps`, chosen,
-    over: (context, place) => marks(context, place, chosen(), state, verdicts, starts),
-    report: (cell) => { said.textContent = cell ? described(chosen(), cell, verdicts) : most(chosen()) },
-  })
-  element.addEventListener("click", () => cell() && document.dispatchEvent(new CustomEvent("rank", { detail: rankOf(chosen(), cell()) })))
-  const redraw = () => {
-    const one = chosen()
-    caption.replaceChildren(h("span", { class: "tag" }, title), h("span", { class: "quiet" }, ` ${one.tag}`),
-      one.kind === "ratio" || state.kind === "value" ? "" : " (values; there is no median above 0)", legend(one, unitOf(one)))
-    reset()
-  }
-  return { element: h("figure", { class: "wide" }, caption, element, said), redraw }
-}
 
 // A canvas with the map that `chosen()` gives: `first_steps`, `last_step`, `rows`, `columns`, `values`, and a text
 // for each row in `labels` (or `ticks`: [part of the height, text]); `left`: the width of these. `over` draws on top of it, `report` receives the cell that is
@@ -87,25 +33,6 @@ export function heatCanvas({ height, label, chosen, over, report, left = () => L
 }
 
 export const clamp = (value, low, high) => Math.max(low, Math.min(high, value))
-const split = (one, index) => [Math.floor(index / one.columns), index % one.columns]
-const stepOf = (one, index) => one.first_steps[index % one.columns] + one.at_step[index]
-const rankOf = (one, [row, column]) => one.ranks[row * one.group + one.at_rank[row * one.columns + column]]
-
-const unitOf = (one) => (one.kind === "ratio" ? "times the median" : one.unit)
-const cellSize = (one) => ({ ranks: one.group, steps: Math.max(1, Math.round((one.last_step - one.first_steps[0] + 1) / one.columns)) })
-
-// The highest of what is drawn, and where it is.
-function most(one) {
-  const peak = highest(one)
-  return peak == null ? "no value is finite" : `highest: ${number(one.values[peak])} ${unitOf(one)}, rank ${rankOf(one, split(one, peak))} at step ${whole(stepOf(one, peak))}`
-}
-
-function highest(one) {
-  let found = null
-  one.values.forEach((value, index) => { if (!Number.isNaN(value) && (found == null || value > one.values[found])) found = index })
-  return found
-}
-
 // From which value to which the colours go: all but the outermost hundredth at each end.
 export function range(one) {
   if (one.range) return one.range
@@ -166,19 +93,6 @@ function cellAt(one, x, y, width, height, left) {
   return [row, columnAt(one, one.first_steps[0] + part * spanOf(one))]
 }
 
-function described(one, [row, column], verdicts) {
-  const index = row * one.columns + column
-  const first = one.first_steps[column]
-  const last = column + 1 < one.columns ? one.first_steps[column + 1] - 1 : one.last_step
-  const value = one.values[index]
-  const ranks = one.ranks.subarray(row * one.group, (row + 1) * one.group)
-  const where = `${ranks.length > 1 ? `ranks ${ranks[0]} to ${ranks[ranks.length - 1]}` : `rank ${ranks[0]}`}, ${first === last ? `step ${whole(first)}` : `steps ${whole(first)} to ${whole(last)}`}`
-  const what = Number.isNaN(value) ? "no finite value" : `${number(value)} ${unitOf(one)}, rank ${rankOf(one, [row, column])} at step ${whole(stepOf(one, index))}`
-  const bad = one.bad?.[index] ? "; NaN or infinite" : ""
-  const about = verdicts.filter((v) => ranks.includes(v.rank) && v.since_step <= last && (v.until_step < 0 || v.until_step >= first))
-  return `${where}: ${what}${bad}${about.map((v) => `; verdict: ${v.cause}, steps ${since(v)}: ${v.evidence}`).join("")}`
-}
-
 function draw(context, width, height, one, left, over, cell) {
   const plotWidth = width - left - RIGHT
   const plotHeight = height - TOP - BOTTOM
@@ -201,7 +115,7 @@ function draw(context, width, height, one, left, over, cell) {
     const [row, column] = cell
     const x = toX(one.first_steps[column])
     const end = toX(column + 1 < one.columns ? one.first_steps[column + 1] : one.last_step + 1)
-    context.strokeStyle = css("--accent")
+    context.strokeStyle = css("--blue")
     context.lineWidth = 2
     context.strokeRect(x - 1, TOP + row * rowHeight - 1, Math.max(2, end - x) + 2, rowHeight + 2)
   }
@@ -219,33 +133,6 @@ export function restarts(context, { toX, top, bottom }, starts) {
     context.stroke()
   }
   context.setLineDash([])
-}
-
-function marks(context, place, one, state, verdicts, starts) {
-  const { toX, rowHeight, top, right } = place
-  restarts(context, place, starts)
-  const rowOf = new Map(Array.from(one.ranks, (rank, index) => [rank, Math.floor(index / one.group)]))
-  verdicts.forEach((verdict, index) => {
-    if (!rowOf.has(verdict.rank)) return
-    const y = top + rowOf.get(verdict.rank) * rowHeight
-    const x = toX(verdict.since_step)
-    const end = verdict.until_step < 0 ? right : toX(verdict.until_step + 1)
-    const isChosen = index === state.verdict
-    for (const [stroke, size] of [["--label", 4], [isChosen ? "--bad" : "--text", isChosen ? 3 : 1.5]]) {
-      context.strokeStyle = css(stroke)
-      context.lineWidth = size
-      context.strokeRect(x - 1, y - 0.5, Math.max(3, end - x) + 2, Math.max(3, rowHeight) + 1)
-    }
-    if (rowHeight >= 16 && end - x > 20) {
-      const size = context.measureText(verdict.cause).width
-      context.fillStyle = css("--label")
-      context.fillRect(x + 2, y + 2, size + 6, 14)
-      context.fillStyle = css("--text")
-      context.textBaseline = "top"
-      context.textAlign = "left"
-      context.fillText(verdict.cause, x + 5, y + 3)
-    }
-  })
 }
 
 // The cells as an image of `pixels` columns and a row for each row of the map.

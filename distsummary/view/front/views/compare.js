@@ -1,9 +1,10 @@
 // The run next to others: what differs in config, code and data, and where the curves part.
 
-import { badge } from "./overview.js"
-import { counted, css, given, h, number, table, whole } from "./dom.js"
+import { RUN_COLORS } from "../charts/series"
+import { badge, counted, given, h, number, table, whole } from "./dom.js"
 
-export function compare({ compare: found }) {
+// `show` shows the curves of a tag.
+export function compare({ compare: found }, show) {
   if (!found) return null
   const { runs, differing, equal, tags, apart, not_in_all: notInAll, left_out: leftOut } = found
   const names = runs.map((run, index) => named(run.name, index))
@@ -18,7 +19,7 @@ export function compare({ compare: found }) {
   all.push(h("p", { class: "quiet" }, `${counted(equal, "fact")} ${equal === 1 ? "is" : "are"} equal.`))
   all.push(h("h3", {}, "Where the curves part"))
   const several = runs.length > 2
-  const partings = tags.flatMap(({ tag, partings }) => partings.map((one, index) => one?.is_reported && row(tag, one, runs[index + 1].name, index + 1, several)).filter(Boolean))
+  const partings = tags.flatMap(({ tag, partings }) => partings.map((one, index) => one?.is_reported && row(tag, one, runs[index + 1].name, index + 1, several, show)).filter(Boolean))
   if (partings.length) {
     all.push(h("p", { class: "quiet" }, `${apart[0].toUpperCase()}${apart.slice(1)}. Choose a row to see its curves.`),
       h("div", { class: "scroll" }, table(["curve", ...(several ? ["run"] : []), "differ from", "apart from", "steps of both", `last: ${runs[0].name}`, several ? "other run" : runs[1].name], partings,
@@ -32,8 +33,8 @@ export function compare({ compare: found }) {
   return all.filter((element) => element != null)
 }
 
-function row(tag, one, name, index, several) {
-  const show = () => document.dispatchEvent(new CustomEvent("tag", { detail: tag }))
+function row(tag, one, name, index, several, choose) {
+  const show = () => choose(tag)
   const last = one.last ?? [null, null]
   return {
     attributes: { class: "link", tabindex: 0, "aria-label": `show the curves of ${tag}`, onclick: show, onkeydown: (event) => event.key === "Enter" && show() },
@@ -53,12 +54,10 @@ export function parting(one) {
   return one.first_difference == null ? "the same" : `differs from step ${whole(one.first_difference)}, not apart`
 }
 
-export const named = (name, index, more = "") => h("span", { class: "key", title: name }, h("span", { class: "together" }, swatch(index), h("span", { class: "name" }, name)), more)
-
-export const runColor = (index) => `hsl(${(index * 137.5 + 212) % 360} 75% ${css("--light-line")})`
+const named = (name, index, more = "") => h("span", { class: "key", title: name }, h("span", { class: "together" }, swatch(index), h("span", { class: "name" }, name)), more)
 
 function swatch(index) {
   const element = h("i", { class: "swatch" })
-  element.style.background = `hsl(${(index * 137.5 + 212) % 360} 75% var(--light-line))`
+  element.style.background = `var(${RUN_COLORS[index % RUN_COLORS.length]})`
   return element
 }

@@ -9,7 +9,8 @@ const FIRST = 6 // tags that are shown at first
 
 const state = { filter: "", all: false } // also when the view is made again
 
-export function histograms({ histograms: data, timeline }) {
+// `open` shows the page of a parameter.
+export function histograms({ histograms: data, marks }, kept, open) {
   if (!data) return []
   const grid = h("div", { class: "grid" })
   const said = h("p", { class: "quiet", "aria-live": "polite" })
@@ -19,7 +20,7 @@ export function histograms({ histograms: data, timeline }) {
     const words = state.filter.toLowerCase()
     const found = data.tags.filter((one) => one.tag.toLowerCase().includes(words))
     const shown = state.all || words ? found : found.slice(0, FIRST)
-    for (const one of shown) if (!cards.has(one)) cards.set(one, card(one, timeline.starts))
+    for (const one of shown) if (!cards.has(one)) cards.set(one, card(one, marks.attempts, open))
     grid.replaceChildren(...shown.map((one) => cards.get(one)))
     more.hidden = shown.length === found.length
     more.textContent = `show the other ${whole(found.length - shown.length)} tags`
@@ -32,7 +33,7 @@ export function histograms({ histograms: data, timeline }) {
   return [h("div", { class: "tools" }, filter), said, grid, more]
 }
 
-function card(one, starts) {
+function card(one, starts, open) {
   const toAxis = (value) => (one.linear == null ? value : Math.asinh(value / one.linear))
   const ofAxis = (value) => (one.linear == null ? value : one.linear * Math.sinh(value))
   const [low, high] = [toAxis(one.low), toAxis(one.high)]
@@ -76,9 +77,11 @@ function card(one, starts) {
   const alerts = []
   if (bad >= 0) alerts.push(`NaN or infinite values, first at step ${whole(one.steps[bad])}${left > 0 ? " of those shown" : ""}`)
   if (one.unread) alerts.push(`${counted(one.unread, "step")} could not be read: distsummary fsck`)
-  return h("figure", {}, h("figcaption", {}, h("span", { class: "tag" }, one.tag), h("span", { class: "quiet" }, ` ${notes.join(", ")}`),
+  return h("figure", {}, h("figcaption", {}, open ? h("button", { class: "link tag", title: "its own page", onclick: () => open(parameterOf(one.tag)) }, one.tag) : h("span", { class: "tag" }, one.tag), h("span", { class: "quiet" }, ` ${notes.join(", ")}`),
     alerts.length ? h("span", { class: "alert" }, ` ${alerts.join("; ")}`) : null, legend(map, "% of a step")), element, said)
 }
+
+const parameterOf = (tag) => tag.replace(/^zz_gradient\//, "").replace(/\/auto$/, "")
 
 function recordedBy({ ranks, is_merged: isMerged }) {
   if (ranks.length === 1) return `recorded by rank ${ranks[0]}`

@@ -1,7 +1,8 @@
 // Loss landscapes: contours with the path of the training, and how far the path is from what the plane shows.
 
 import uPlot from "uplot"
-import { color, logAxis, logRange } from "./curves.js"
+import { logTicks } from "../charts/plot"
+import { RUN_COLORS } from "../charts/series"
 import { canvas, css, h, number, on, table, tickDistance, whole } from "./dom.js"
 
 const LEFT = 62, RIGHT = 92, TOP = 10, BOTTOM = 44, HEIGHT = 430
@@ -90,7 +91,7 @@ function swatch(fill) {
   return element
 }
 
-const runColor = (path, index) => (path.runs.length > 1 ? color(index, path.runs.map((_, place) => place)) : "#000")
+const runColor = (path, index) => (path.runs.length > 1 ? css(RUN_COLORS[index % RUN_COLORS.length]) : "#000")
 
 function scales(of, width) {
   const spanX = of.x.at(-1) - of.x[0] || 1, spanY = of.y.at(-1) - of.y[0] || 1
@@ -415,10 +416,14 @@ function star(context, x, y) {
 
 // --- charts
 
+// A log axis is as high as its values; its ticks are at 1, 2 and 5, or evenly spaced below a decade.
+const logRange = (_, low, high) => (low == null ? [1, 10] : [low / 1.1, high * 1.1])
+const logAxis = { splits: (u, _, low, high) => logTicks(low, high, u.bbox.height / devicePixelRatio, 22), filter: (_, ticks) => ticks }
+
 function losses(of) {
   const { path } = of
   const hasRuns = path.runs.length > 1
-  const stroke = (run, isTrue) => (hasRuns ? runColor(path, run) : css(isTrue ? "--accent" : "--warn"))
+  const stroke = (run, isTrue) => (hasRuns ? runColor(path, run) : css(isTrue ? "--blue" : "--orange"))
   const tables = [], series = [], outside = []
   path.runs.forEach((run, index) => {
     const chosen = path.names.map((_, k) => k).filter((k) => path.run[k] === index)
@@ -453,7 +458,7 @@ function line(of) {
   const data = uPlot.join([[along, plain(of.z)], [order.map((k) => at[k]), plain(order.map((k) => path.true[k]))]])
   const axis = of.axes[isRow ? 0 : 1]
   return [chart(`${of.scale}, along ${axis}${of.ends ? ` from ${of.ends[0]} to ${of.ends[1]}` : ""}`, axis, data, () => [
-    { label: "loss on the line", stroke: css("--accent"), width: 1.6, points: { show: along.length < 60, size: 4 } },
+    { label: "loss on the line", stroke: css("--blue"), width: 1.6, points: { show: along.length < 60, size: 4 } },
     { label: "true loss of the checkpoints", stroke: css("--bad"), paths: () => null, points: { show: true, size: 8, fill: css("--bad") } },
   ], isLog, 320)]
 }

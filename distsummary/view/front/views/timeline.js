@@ -4,9 +4,9 @@ import uPlot from "uplot"
 import { canvas, counted, css, h, moment, number, on, table, tickDistance, whole } from "./dom.js"
 
 const LEFT = 64, RIGHT = 12, TOP = 6, BOTTOM = 26
-const COLORS = { finished: "--good", running: "--accent", superseded: "--quiet", unknown: "--quiet", incomplete: "--warn", interrupted: "--warn" }
+const COLORS = { finished: "--good", running: "--blue", superseded: "--quiet", unknown: "--quiet", incomplete: "--warn", interrupted: "--warn" }
 
-export function timeline({ overview, timeline: { bars, starts, counts } }) {
+export function timeline({ overview, timeline: { bars, counts }, marks: { attempts: starts } }) {
   const found = []
   if (bars.length) found.push(chart(bars))
   else found.push(h("p", { class: "quiet" }, `When the ranks ran is not known: ${{ "no run.json": "there is no run.json", unreadable: "run.json cannot be read" }[overview.state] ?? "no rank has reported it"}.`))
@@ -89,7 +89,7 @@ function ranksPerStep({ steps, ranks }) {
     plot?.destroy()
     plot = new uPlot({
       width: place.clientWidth || 800, height: 150, scales: { x: { time: false }, y: { range: (_, low, high) => [0, high + 1] } },
-      series: [{ label: "step" }, { label: "ranks", stroke: css("--accent"), fill: css("--band"), paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
+      series: [{ label: "step" }, { label: "ranks", stroke: css("--blue"), fill: css("--band"), paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
       axes: [axis(), { ...axis(), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }],
     }, [Array.from(steps), Array.from(ranks)], place)
   }

@@ -1,0 +1,66 @@
+"""The anatomy of steps: where each rank spent its time at some of the measured steps, phase by phase."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from distsummary.format.own_tags import OWN_MS, PHASE_TAGS, WAIT_MS
+from distsummary.runs.table import Matrix
+from distsummary.view.packing import rounded, small
+from distsummary.view.reduce import Array, spread
+
+_RANKS = 64  # of more ranks: those that are named or take longest, then others
+_WORST, _OTHERS = 20, 100  # steps: those at which a rank stands out most, and evenly spread ones
+_CELLS = 60_000  # steps times ranks of each phase
+_MEASURED = ("cpu_ms", "blocked_ms", "queue_ms")
+
+
+class Anatomy:
+    """Collects the phases of chosen steps while the tags of a run are read one after the other.
+
+    Args:
+        own: the own times of the ranks. middle: (S,), of the ranks at each step.
+        named: ranks that are there in any case. steps: of verdicts, which are there too.
+        tags: all scalars of the run.
+    """
+
+    def __init__(
+        self, own: Matrix, middle: Array, *, named: Sequence[int], steps: Sequence[int], tags: Sequence[str]
+    ) -> None:
+        self.wanted = [tag for tag in tags if tag.startswith(PHASE_TAGS) and tag.endswith(_MEASURED)]
+        if not self.wanted:
+            self.wanted = [tag for tag in (OWN_MS, WAIT_MS) if tag in tags]
+        with np.errstate(invalid="ignore"):
+            above = np.nan_to_num(own.values - middle[:, None], posinf=0.0, neginf=0.0)
+        dearest = np.argsort(-above.sum(axis=0), kind="stable")
+        order = [*dict.fromkeys([*named, *own.ranks[dearest].tolist()])]
+        self._ranks = np.array([rank for rank in order if rank in set(own.ranks.tolist())][:_RANKS], np.int32)
+        most = max(1, _CELLS // self._ranks.size)
+        nearest = np.clip(np.searchsorted(own.steps, np.array(steps, np.int64)), 0, own.steps.size - 1)
+        worst = np.argsort(-above.max(axis=1), kind="stable")[:_WORST]
+        chosen = [*nearest.tolist(), *worst.tolist(), *spread(own.steps.size, _OTHERS)]
+        places = sorted([*dict.fromkeys(chosen)][:most])
+        self._steps: Array = own.steps[places]
+        self._phases: dict[str, Array] = {}
+
+    def take(self, tag: str, matrix: Matrix) -> None:
+        """The values of a wanted tag."""
+        self.wanted.remove(tag)
+        name = {OWN_MS: "own", WAIT_MS: "wait"}.get(tag) or tag.removeprefix(PHASE_TAGS).split("/")[0]
+        steps, ranks, values, _ = matrix
+        rows = np.clip(np.searchsorted(steps, self._steps), 0, steps.size - 1)
+        place = {int(rank): number for number, rank in enumerate(ranks)}
+        found = np.zeros((self._steps.size, self._ranks.size), np.float32)
+        for number, rank in enumerate(self._ranks.tolist()):
+            if rank in place:
+                found[:, number] = np.nan_to_num(values[rows, place[rank]], posinf=0.0, neginf=0.0)
+        found[steps[rows] != self._steps] = 0.0
+        self._phases[name] = self._phases.get(name, 0.0) + found
+
+    def as_dict(self) -> dict[str, Any] | None:
+        """`steps` (S,), `ranks` (R,) and `phases`: name -> milliseconds float32 (S, R); None without any."""
+        phases = {name: rounded(values) for name, values in self._phases.items() if values.any()}
+        if not phases:
+            return None
+        return {"steps": small(self._steps), "ranks": self._ranks, "phases": phases}

@@ -1,0 +1,193 @@
+"""The first screen of a page: how the run is, in one sentence and three numbers, and what to do about it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from distsummary.diagnosis.alerts import worst_level
+from distsummary.diagnosis.sentence import finding, weight
+from distsummary.diagnosis.verdict import (
+    CAUSES,
+    DRIFT,
+    ERROR,
+    FAILED,
+    HANG,
+    LOST,
+    NAN,
+    NOTICES,
+    SLOW,
+    Verdict,
+)
+from distsummary.format.own_tags import EVALUATION_TAGS, OWN_MS, STEP_MS, WAIT_MS
+from distsummary.runs.guides import guide_of
+from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, ending, findings
+from distsummary.runs.show import is_loss
+from distsummary.runs.table import Matrix
+from distsummary.view.packing import plain
+from distsummary.view.reduce import Array, Band
+
+_WORDS = {
+    **dict.fromkeys(SLOW, "slow"), HANG: "hung", NAN: "NaN", DRIFT: "ranks differ", LOST: "rank lost",
+    FAILED: "rank failed",
+}  # fmt: skip
+_GOOD = ("finished", "running")
+_UNKNOWN = (NO_MANIFEST, "unreadable", "unknown", "superseded")
+
+
+def verdicts_with_end(run: RecordedRun) -> list[dict[str, Any]]:
+    """The verdicts of a run as `RecordedRun.verdicts` has them, and how it ended if it did not end well."""
+    rows: list[dict[str, Any]] = [plain(row) for row in run.verdicts]
+    end = ending(run)
+    if end is None:
+        return rows
+    said = f"{finding(end, is_over=True)}: {end.evidence}."
+    row = plain(end.as_json()) | {"sentence": said, "intervals": []}
+    place = next((number for number, one in enumerate(rows) if _weight(one) > weight(end)), len(rows))
+    return [*rows[:place], row | {"until_step": -1}, *rows[place:]]
+
+
+def _weight(row: Mapping[str, Any]) -> tuple[bool, float, bool]:
+    if row["cause"] not in CAUSES:
+        return True, 0.0, True
+    return weight(
+        Verdict(
+            rank=int(row["rank"]), cause=row["cause"], since_step=int(row["since_step"]), until_step=None,
+            evidence="", reported_step=0, lost_s=float(row["lost_s"]),
+        )
+    )  # fmt: skip
+
+
+def answer(
+    run: RecordedRun, verdicts: Sequence[Mapping[str, Any]], *, steps: Sequence[int] | None
+) -> dict[str, Any]:
+    """What is said of a run at first sight.
+
+    Args:
+        verdicts: see `verdicts_with_end`, the heaviest first. steps: the first and the last one.
+
+    Returns `badge`: its `text` and `kind` ("good" only if nothing is wrong and all could be read, "warn",
+    "bad" or "plain"); `head` and `detail`, the sentence in its parts; `guides`: cause -> the page on
+    it, in Markdown, of each cause that is there.
+    """
+    state, problems = run.state, run.problems
+    levels = {one["level"] for one in verdicts}
+    level = ERROR if worst_level(findings(run)) == ERROR else "warning" if levels else ""
+    if (
+        state not in (*_GOOD, *_UNKNOWN)
+        or level == ERROR
+        or {one["cause"] for one in verdicts} & {LOST, FAILED}
+    ):
+        kind = "bad"
+    elif level or (problems and state in _GOOD):
+        kind = "warn"
+    else:
+        kind = "good" if state in _GOOD else "plain"
+    words = [state]
+    if verdicts:
+        words.append(_WORDS.get(verdicts[0]["cause"], verdicts[0]["cause"]))
+        head, detail = _of_verdict(verdicts[0])
+    else:
+        head, detail = _without(run, state, problems, steps)
+    causes = dict.fromkeys(one["cause"] for one in verdicts if one["cause"] not in NOTICES)
+    return {
+        "badge": {"text": " · ".join(dict.fromkeys(words)), "kind": kind},
+        "head": head,
+        "detail": detail,
+        "guides": {cause: text for cause in causes if (text := guide_of(cause))},
+    }
+
+
+def _of_verdict(row: Mapping[str, Any]) -> tuple[str, str]:
+    said, evidence = str(row["sentence"] or ""), str(row["evidence"]).rstrip(".")
+    return said.split(": ")[0] if said else f"Rank {row['rank']}: {row['cause']}", evidence
+
+
+def _without(
+    run: RecordedRun, state: str, problems: Sequence[str], steps: Sequence[int] | None
+) -> tuple[str, str]:
+    """The sentence of a run in which nothing was found to be wrong."""
+    ranks = len(run.ranks)
+    count = f"All {ranks:,} ranks" if ranks > 2 else "Both ranks" if ranks == 2 else "The run"
+    span = "nothing was recorded yet" if steps is None else f"steps {steps[0]:,} to {steps[1]:,}"
+    if problems and state in _GOOD:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        return "Not all of the run could be read", f"{problems[0]}{more}; in the rest nothing was found"
+    if state == "running":
+        verb = "train alike so far" if ranks > 1 else "is fine so far"
+        return f"{count} {verb}", f"{span}; nothing was found to be wrong"
+    if state == "finished":
+        verb = "trained alike" if ranks > 1 else "finished"
+        return f"{count} {verb}", f"{span}; nothing was found to be wrong, nothing was dropped"
+    if state == NO_MANIFEST:
+        return "Nothing was found to be wrong", f"{span}; without a run.json it is not known how it ended"
+    return f"The run is {state}", span
+
+
+class Numbers:
+    """The numbers of the first screen, noted while the tags are read: loss, evaluation metric, step time."""
+
+    def __init__(self, tags: Sequence[str]) -> None:
+        metrics = [tag for tag in tags if tag.startswith(EVALUATION_TAGS)]
+        losses = [tag for tag in tags if is_loss(tag)]
+        self.loss = next((tag for tag in losses if tag not in metrics), next(iter(losses), None))
+        # The loss of an evaluation says less than a metric of its own.
+        self.metric = next((tag for tag in metrics if not is_loss(tag)), next(iter(metrics), None))
+        times = (STEP_MS, OWN_MS)
+        self.time = next((tag for tag in times if tag in tags), None)
+        self.found: dict[str, Any] = {
+            "loss": None, "metric": None, "time": None, "proof": OWN_MS if OWN_MS in tags else None,
+            "wait": WAIT_MS if WAIT_MS in tags else None,
+        }  # fmt: skip
+
+    @property
+    def wanted(self) -> list[str]:
+        """The tags that the first screen needs, whatever else is shown."""
+        return [tag for tag in (self.loss, self.metric, self.time, self.found["proof"]) if tag]
+
+    def take(self, tag: str, matrix: Matrix, of_all: Band) -> None:
+        """Note what a tag says of the run."""
+        middle = np.asarray(of_all.median, np.float64)
+        there = np.flatnonzero(np.isfinite(middle))
+        if tag == self.loss:
+            self.found["loss"] = _last(tag, matrix, middle, there, of_all)
+        if tag == self.metric:
+            self.found["metric"] = _last(tag, matrix, middle, there, of_all) | _best(
+                tag, matrix.steps, middle, there
+            )
+        if tag == self.time and there.size:
+            kept = middle[there]
+            low, high = np.percentile(kept, [50, 95])
+            self.found["time"] = {
+                "tag": tag,
+                "median": float(low),
+                "most": float(high),
+                "steps": int(there.size),
+            }
+
+
+def _last(tag: str, matrix: Matrix, middle: Array, there: Array, of_all: Band) -> dict[str, Any]:
+    """The newest value; `bad_since`: the first step at which a rank had none that is finite."""
+    bad = np.flatnonzero(of_all.not_finite)
+    last = matrix.steps.size - 1
+    is_bad = bool(bad.size and bad[-1] == last and not np.isfinite(middle[last]))
+    at = last if is_bad or not there.size else int(there[-1])
+    return {
+        "tag": tag,
+        "last": None if not there.size or is_bad else float(middle[at]),
+        "step": int(matrix.steps[at]),
+        "ranks": int(matrix.ranks.size),
+        "bad_since": int(matrix.steps[bad[0]]) if bad.size else None,
+    }
+
+
+def _best(tag: str, steps: Array, middle: Array, there: Array) -> dict[str, Any]:
+    """The best value: of a loss or an error the lowest."""
+    if not there.size:
+        return {"best": None, "best_step": None}
+    name = tag.lower()
+    is_low = is_loss(tag) or any(
+        word in name for word in ("loss", "error", "perplexity", "mae", "mse", "rmse")
+    )
+    at = there[(np.argmin if is_low else np.argmax)(middle[there])]
+    return {"best": float(middle[at]), "best_step": int(steps[at])}

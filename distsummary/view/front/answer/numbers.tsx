@@ -1,0 +1,32 @@
+// Three numbers to act on: loss, first evaluation metric, step time.
+
+import { counted, milliseconds, number, whole } from "../base/format"
+import { data } from "../base/store"
+import type { Figure } from "../base/types"
+
+function Tile({ name, value, note, isBad = false }: { name: string; value: string; note: string; isBad?: boolean }) {
+  return <div class="card tile"><dt title={name}>{name}</dt><dd class={isBad ? "bad" : ""}>{value}</dd><dd class="quiet">{note}</dd></div>
+}
+
+const ofRanks = (count: number) => (count > 1 ? `median of ${counted(count, "rank")}` : "")
+
+function figure({ tag, last, step, ranks, bad_since: bad }: Figure, best = "") {
+  const note = bad != null ? `NaN or infinite since step ${whole(bad)}` : best || [ofRanks(ranks), `step ${whole(step)}`].filter(Boolean).join(", ")
+  return <Tile key={tag} name={tag} value={last == null ? "NaN" : number(last, 4)} note={note} isBad={last == null} />
+}
+
+export function Tiles() {
+  const { loss, metric, time, wait } = data.value.answer
+  const waits = wait ? data.value.maps.find((one) => one.tag === wait) : null
+  const waited = waits ? Array.from(waits.middle).filter(Number.isFinite).sort((a, b) => a - b) : []
+  const half = waited.length ? waited[waited.length >> 1] : 0
+  return (
+    <dl class="tiles">
+      {loss && figure(loss)}
+      {metric && metric.tag !== loss?.tag && figure(metric, metric.best != null ? `best ${number(metric.best, 4)} at step ${whole(metric.best_step!)}` : "")}
+      {time && <Tile name={time.tag.endsWith("own_ms") ? "own time of a step" : "step time"} value={milliseconds(time.median)}
+        note={half >= 0.05 * time.median ? `of it ${milliseconds(half)} waiting for other ranks` : `95 % below ${milliseconds(time.most)}`} />}
+      {!loss && !metric && !time && <Tile name="recorded" value={whole(data.value.tags.length)} note="scalars" />}
+    </dl>
+  )
+}

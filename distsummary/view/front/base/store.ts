@@ -1,0 +1,30 @@
+// What all parts of the page share: the data of the run, where the pointer is, the theme.
+
+import { computed, signal } from "@preact/signals"
+import { axisKind } from "./hash"
+import { makeAxis } from "./axis"
+import type { Page } from "./types"
+
+export const data = signal<Page>(null as unknown as Page) // set before anything is drawn
+export const hovered = signal<number | null>(null) // the step at the crosshair
+export const said = signal("") // why a served page does not follow its run
+export const theme = signal(0) // another number when the colours are others
+
+export const axis = computed(() => makeAxis(data.value.marks, axisKind.value))
+export const isAlone = computed(() => data.value.overview.ranks.length <= 1)
+// The rank that holds up or broke the run, which has one colour on all pages.
+export const culprit = computed(() => data.value.overview.verdicts[0]?.rank ?? null)
+
+const dark = matchMedia("(prefers-color-scheme: dark)")
+export const isDark = (): boolean => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark"
+function changed(): void {
+  theme.value++
+  document.dispatchEvent(new Event("theme")) // for what is drawn outside of Preact
+}
+export function changeTheme(): void {
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark"
+  changed()
+}
+dark.addEventListener("change", changed)
+
+export const css = (name: string): string => getComputedStyle(document.documentElement).getPropertyValue(name).trim()

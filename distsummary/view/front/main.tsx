@@ -1,0 +1,62 @@
+// The page of a run, or of a server's runs; see pages/shell.tsx for what it shows.
+
+import "uplot/dist/uPlot.min.css"
+import "./page.css"
+import { render } from "preact"
+import { follow, isPaused } from "./base/follow"
+import { go } from "./base/hash"
+import { ask, isServed, otherNames, readData, runName, type Fields } from "./base/source"
+import { changeTheme, data, said } from "./base/store"
+import type { Page } from "./base/types"
+import { pagesOfRun, Shell } from "./pages/shell"
+import { showRuns, type Listing } from "./pages/runs"
+
+const app = document.getElementById("app")!
+
+function say(text: string): void {
+  const line = document.createElement("p")
+  line.className = "card"
+  line.setAttribute("role", "alert")
+  line.textContent = text
+  app.replaceChildren(line)
+}
+
+function show(page: Page, hasList: boolean): void {
+  data.value = page
+  document.title = page.overview.name
+  app.replaceChildren()
+  render(<Shell hasList={hasList} />, app)
+  document.documentElement.dataset.ready = "true"
+}
+
+async function start(): Promise<void> {
+  if (!isServed) return show(await readData(), false)
+  const name = runName()
+  if (name == null) {
+    const { data: list, version } = await ask<Listing>("runs")
+    if (list!.runs.length !== 1 || list!.runs[0].name !== ".") return showRuns(app, list!, version)
+  }
+  const fields: Fields = [["run", name ?? "."], ...otherNames().map((other) => ["with", other])]
+  const answer = await ask<Page>("data", fields)
+  show(answer.data!, name != null && name !== ".")
+  follow<Page>("data", fields, answer.version, (next) => { data.value = next }, (error) => { said.value = error ? `${error.message}; this is what there was before` : "" })
+}
+
+document.addEventListener("keydown", (event) => {
+  const target = event.target as HTMLElement
+  if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|TEXTAREA|SELECT/.test(target.tagName)) return
+  const page = data.value ? pagesOfRun()[Number(event.key) - 1] : undefined
+  if (page) go(page.name)
+  else if (event.key === "d") changeTheme()
+  else if (event.key === "p" && isServed) isPaused.value = !isPaused.value
+  else if (event.key === "/") {
+    event.preventDefault()
+    if (data.value && !document.getElementById("filter")) go("metrics")
+    requestAnimationFrame(() => document.getElementById("filter")?.focus())
+  }
+})
+
+start().catch((error: Error) => {
+  say(`This page cannot be shown: ${error.message}`)
+  throw error
+})

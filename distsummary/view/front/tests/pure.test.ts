@@ -1,0 +1,101 @@
+// The pure code of the pages: numbers as texts, axes, which lines a chart has, the tree of tags, the boxes of a graph.
+
+import { describe, expect, test } from "vitest"
+import { between, makeAxis } from "../base/axis"
+import { given, lasting, milliseconds, number, ranges, tickDistance, ticksSaid, withUnit } from "../base/format"
+import type { Band, Curve, Graph } from "../base/types"
+import { isSame, linesOf, nearest, smoothed, suitsLog, withoutOutliers } from "../charts/series"
+import { chosenTags, treeOf } from "../metrics/tree"
+import { boxesOf, scopesOf } from "../model/scopes"
+
+describe("texts", () => {
+  test.each([[0.1 + 0.2, "0.3"], [1234567, "1,234,600"], [1.5e-7, "1.5e-7"], [NaN, "NaN"], [-Infinity, "-infinite"], [null, "-"], [0, "0"]])("%s is %s", (value, said) => {
+    expect(number(value)).toBe(said)
+  })
+  test("settings are as they were given", () => {
+    expect([20260131, Math.fround(0.05), 1.5e-7, null].map(given)).toEqual(["20260131", "0.05", "1.5e-7", "-"])
+  })
+  test("times are in the unit that fits", () => {
+    expect([0.3, 75, 311, 9000].map(lasting)).toEqual(["0.3 s", "75 s", "5 min 11 s", "2.5 h"])
+    expect([12.345, 1500].map(milliseconds)).toEqual(["12.3 ms", "1.5 s"])
+    expect(withUnit(1500, "ms")).toBe("1.5 s")
+    expect(withUnit(12, "%")).toBe("12 %")
+  })
+  test("ranks in a row are a range", () => expect(ranges([0, 2, 3, 4, 9, 10])).toBe("0, 2 to 4, 9, 10"))
+  test("ticks are short and differ", () => {
+    expect(ticksSaid([0.0001, 0.0002])).toEqual(["0.0001", "0.0002"])
+    expect(ticksSaid([1000001, 1000002])).toEqual(["1.000001e6", "1.000002e6"])
+    expect(tickDistance(0, 10, 5)).toBe(2)
+  })
+})
+
+describe("axes", () => {
+  const marks = { attempts: [], evaluations: new Int32Array(), checkpoints: new Int32Array(), epochs: null,
+    times: { steps: Int32Array.from([0, 100, 200]), seconds: Float64Array.from([50, 60, 55]) } }
+  test("a clock that was set back does not turn the axis round", () => {
+    const axis = makeAxis(marks, "relative")
+    expect([0, 50, 100, 150, 200].map(axis.to)).toEqual([0, 5, 10, 10, 10])
+    expect(axis.back(5)).toBe(50)
+  })
+  test("what the data do not allow is the axis of steps", () => {
+    expect(makeAxis({ ...marks, times: null }, "wall").kinds).toEqual(["step"])
+    expect(makeAxis(marks, "epoch").kind).toBe("step")
+    expect(between([1], [7], 3)).toBe(7)
+  })
+})
+
+const line = (...values: number[]) => ({ steps: Int32Array.from(values.keys()), values: Float32Array.from(values) })
+const bandOf = (low: number[], high: number[]) => ({ steps: Int32Array.from(low.keys()), low: Float32Array.from(low), high: Float32Array.from(high) }) as unknown as Band
+const curve = (more: Partial<Curve>): Curve => ({ tag: "a", unit: "", ranks: 3, points: 0, steps: 0, median: line(1, 2), band: bandOf([0, 1], [2, 3]), lines: [], merged: null, not_finite: 0, first_not_finite: null, ...more })
+
+describe("lines", () => {
+  test("ranks that are alike are one line without a band", () => {
+    expect(isSame(bandOf([1, NaN], [1, NaN]))).toBe(true)
+    expect(linesOf(curve({ band: bandOf([1, 2], [1, 2]) }), [], null)).toMatchObject({ band: null, lines: [{ label: "all ranks" }] })
+  })
+  test("chosen ranks lie above the median, the one that is blamed in its colour", () => {
+    const { lines } = linesOf(curve({}), [{ rank: 2, line: line(1, 1) }, { rank: 0, line: line(2, 2) }], 2)
+    expect(lines.map((one) => [one.label, one.color])).toEqual([["median", "--blue"], ["rank 2", "--vermilion"], ["rank 0", "--orange"]])
+  })
+  test("the merged run is drawn where it differs", () => {
+    expect(linesOf(curve({ merged: line(1, 2) }), [], null).lines).toHaveLength(1)
+    expect(linesOf(curve({ merged: line(1, 3) }), [], null).lines.map((one) => one.label)).toEqual(["median", "merged"])
+  })
+  test("smoothing pulls nothing to 0 and passes over what is not finite", () => {
+    expect(smoothed([4, NaN, 4], 0.9).map((one) => Math.round(one))).toEqual([4, NaN, 4])
+  })
+  test("a loss that falls far suits a log axis, an accuracy does not", () => {
+    const falling = Array.from({ length: 100 }, (_, at) => Math.exp(-at / 15))
+    expect(suitsLog(falling, "loss")).toBe(true)
+    expect(suitsLog(falling.map((one) => 1 - one / 2), "accuracy")).toBe(false)
+    expect(suitsLog([...falling, 0], "loss")).toBe(false)
+  })
+  test("a step that compiles is outside of the axis", () => {
+    const [low, high] = withoutOutliers([9000, ...Array.from({ length: 200 }, (_, at) => 10 + (at % 5))])!
+    expect([low, high]).toEqual([10, 15])
+    expect(withoutOutliers([1, 2, 3])).toBe(null)
+  })
+  test("the nearest point", () => expect([-5, 4, 6, 99].map((step) => nearest([0, 5, 10], step))).toEqual([0, 1, 1, 2]))
+})
+
+describe("tags", () => {
+  const tags = ["loss", "train/acc", "zz_perf/step_ms", "eval/acc"]
+  test("the user's come first, those of distsummary last", () => {
+    expect(treeOf(tags).map((one) => [one.prefix, one.tags.length, one.isOwn])).toEqual([["", 1, false], ["train/", 1, false], ["eval/", 1, false], ["zz_perf/", 1, true]])
+  })
+  test.each([["", "", ["loss", "train/acc", "eval/acc"]], ["acc", "", ["train/acc", "eval/acc"]], ["EVAL acc", "zz_perf/", ["eval/acc"]], ["", "zz_perf/", ["zz_perf/step_ms"]], ["", "/", ["loss"]], ["", "*", tags]])("search %s in group %s", (words, group, found) => {
+    expect(chosenTags(tags, words, group)).toEqual(found)
+  })
+  test("a run with tags of distsummary alone shows them", () => expect(chosenTags(["zz_a"], "", "")).toEqual(["zz_a"]))
+})
+
+describe("graph", () => {
+  const graph: Graph = { names: ["in", "a/b/x", "a/b/y", "a/z"], ops: ["Input", "X", "Y", "Z"], outputs: ["", "", "", ""], parameters: [0, 1, 2, 3], sources: Uint8Array.from([0, 1, 2]), targets: Uint8Array.from([1, 2, 3]), left_out: 0 }
+  test("a closed scope is one box, an open one shows what is inside", () => {
+    expect(boxesOf(graph, new Set()).boxes.map((one) => one.id)).toEqual(["in", "a"])
+    const { boxes, edges } = boxesOf(graph, new Set(["a"]))
+    expect(boxes.map((one) => [one.id, one.isClosed])).toEqual([["in", false], ["a/b", true], ["a/z", false]])
+    expect(edges).toEqual([["in", "a/b"], ["a/b", "a/z"]])
+    expect(scopesOf("a/b/x")).toEqual(["a", "a/b"])
+  })
+})
