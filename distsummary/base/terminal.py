@@ -146,12 +146,20 @@ class _Progress(threading.Thread):
 
 
 _progress: _Progress | None = None
+_noted: tuple[str, float, float] = ("", 0, 0)
 
 
 def doing(text: str, done: float = 0, total: float = 0) -> None:
     """Note what is being done now, such as "reading rank", and how much of it; total 0: unknown."""
+    global _noted
+    _noted = text, done, total
     if _progress is not None:
-        _progress.noted = (text, done, total)
+        _progress.noted = _noted
+
+
+def noted() -> tuple[str, float, float]:
+    """What `doing` noted last, by any thread."""
+    return _noted
 
 
 @contextmanager

@@ -532,14 +532,30 @@ def report(options: argparse.Namespace) -> Answer:
         help="the port; 0: any free one (6116 or, if it is in use, any free one)",
     ),
     argument("--host", help="the address to listen on (127.0.0.1: this machine alone)"),
+    argument(
+        "--public-url",
+        metavar="URL",
+        help="under which a proxy passes requests on to this server",
+    ),
+    argument(
+        "--token-file",
+        metavar="FILE",
+        help="has the token of the URL, which then stays (DISTSUMMARY_TOKEN of the environment has it too)",
+    ),
     example="serve runs/ --port 6116",
     shows_progress=False,
 )
 def serve(options: argparse.Namespace) -> None:
     """Show runs live in a browser, on this machine alone and read-only, until Ctrl-C."""
-    from distsummary.view.serve import HOST, serve
+    from distsummary.view.serve import HOST, serve, token_in
 
-    with serve(options.directory, host=options.host or HOST, port=options.port) as server:
+    with serve(
+        options.directory,
+        host=options.host or HOST,
+        port=options.port,
+        public_url=options.public_url,
+        token=token_in(options.token_file),
+    ) as server:
         if not server.is_local:
             printed(
                 f"distsummary serve: --host {options.host}: who knows the URL can read these runs from other "

@@ -8,18 +8,22 @@ another site, whose name was made to point here, cannot ask.
 import errno
 import hmac
 import ipaddress
+import json
 import logging
 import os
+import re
 import secrets
 import socket
 import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from distsummary.base.checks import check_int
+from distsummary.base.terminal import noted
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, RunDirError
 from distsummary.view.report import built
 from distsummary.view.served import Response, Served, UnknownRunError
@@ -28,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 PORT = 6116
+TOKEN_VARIABLE = "DISTSUMMARY_TOKEN"
+LEAST = 16  # characters of a token
+_TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{LEAST},}}")
 _IDLE_S = 60.0  # after which a connection without requests is closed
 _SCRIPT = "text/javascript; charset=utf-8"
 _STATIC = {"page.js": _SCRIPT, "graph.js": _SCRIPT, "page.css": "text/css; charset=utf-8"}
@@ -63,16 +70,27 @@ class Server(ThreadingHTTPServer):
         served: what it answers with.
         host: the name or address to listen on.
         port: 0: any free one; None: `PORT`, or any free one if another program has that.
+        public_url: under which a proxy passes requests on to this server; its host is answered too.
+        token: what the URL must have; None: a new one, which ends with the server.
 
-    Raises RunDirError if the port is in use or may not be used, InvalidValueError for a wrong port or a host
-    that is not of this machine, MissingExtraError if the front end is not built.
+    Raises RunDirError if the port is in use or may not be used, InvalidValueError for a wrong port, token or
+    public URL, or a host that is not of this machine, MissingExtraError if the front end is not built.
     """
 
-    def __init__(self, served: Served, *, host: str = HOST, port: int | None = None) -> None:
+    def __init__(
+        self,
+        served: Served,
+        *,
+        host: str = HOST,
+        port: int | None = None,
+        public_url: str | None = None,
+        token: str | None = None,
+    ) -> None:
         check_int("port", port, low=0, high=65535, optional=True)
         self.served = served
         self.files = {name: built(name).encode() for name in _STATIC}
-        self.token = secrets.token_hex(16)
+        self.token = secrets.token_hex(16) if token is None else _checked_token(token)
+        self._public = None if public_url is None else _checked_url(public_url)
         self._host = host
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -101,6 +119,8 @@ class Server(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """What to open in a browser."""
+        if self._public is not None:
+            return f"{self._public.geturl()}/{self.token}/"
         name = self._host
         if not self.is_local and name in ("0.0.0.0", "::", ""):
             name = socket.gethostname()
@@ -115,7 +135,8 @@ class Server(ThreadingHTTPServer):
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
         except ValueError:
             return False
-        if name in ("localhost", self._host.lower()):
+        public = () if self._public is None else (self._public.hostname,)
+        if name in ("localhost", self._host.lower(), *public):
             return True
         try:
             address = ipaddress.ip_address(name)
@@ -125,6 +146,10 @@ class Server(ThreadingHTTPServer):
         # No name server can make a page of another site out of an address.
         return address.is_loopback or not self.is_local
 
+    def path_of(self, path: str) -> str:
+        """The path of a request without that of the public URL, which a proxy may leave there."""
+        return path.removeprefix("" if self._public is None else self._public.path)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A tab that was closed while it was answered is no error."""
         error = sys.exception()
@@ -132,12 +157,58 @@ class Server(ThreadingHTTPServer):
             logger.error("a request of %s could not be answered", client_address, exc_info=error)
 
 
-def serve(directory: str | os.PathLike[str], *, host: str = HOST, port: int | None = None) -> Server:
+def serve(
+    directory: str | os.PathLike[str],
+    *,
+    host: str = HOST,
+    port: int | None = None,
+    public_url: str | None = None,
+    token: str | None = None,
+) -> Server:
     """A server of the runs below a directory, which listens and has yet to `serve_forever`.
 
     Raises the errors of `Served` and `Server`.
     """
-    return Server(Served(directory), host=host, port=port)
+    return Server(Served(directory), host=host, port=port, public_url=public_url, token=token)
+
+
+def token_in(file: str | os.PathLike[str] | None) -> str | None:
+    """The token that a file or, without one, DISTSUMMARY_TOKEN of the environment has; None without both.
+
+    It is never an argument of a command, which other users of the machine could read. Raises MissingFileError
+    or RunDirError if the file cannot be read.
+    """
+    if file is None:
+        return os.environ.get(TOKEN_VARIABLE)
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"there is no {os.fspath(file)}; write a token into it, or leave it out"
+        ) from error
+    except OSError as error:
+        raise RunDirError(f"the token file {os.fspath(file)} cannot be read: {error.strerror}") from error
+
+
+def _checked_token(token: str) -> str:
+    if _TOKEN.fullmatch(token) is None:
+        raise InvalidValueError(
+            f"token must be {LEAST} or more letters, digits, - and _, got {len(token)} characters; "
+            "such as: python -c 'import secrets; print(secrets.token_hex(16))'"
+        )
+    return token
+
+
+def _checked_url(url: str) -> SplitResult:
+    """A public URL without a slash at its end."""
+    try:
+        parts = urlsplit(url.rstrip("/"))
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one or parts.query or parts.fragment or parts.username:
+        raise InvalidValueError(f"public_url must be such as https://example.org/runs, got {url!r}")
+    return parts
 
 
 def _refused(error: OSError, host: str, port: int) -> DistSummaryError:
@@ -159,7 +230,8 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one connection; the paths after the token:
 
     "" (the page: the list or, with ?run=NAME, a run), page.js, graph.js, page.css, runs (the list as JSON),
-    data?run=NAME&with=OTHER (as often as there are others) and curve?run=NAME&tag=TAG (&rank=N: of one).
+    data?run=NAME&with=OTHER (as often as there are others), curve?run=NAME&tag=TAG (&rank=N: of one) and
+    progress (what is read now, as JSON).
     """
 
     server: Server
@@ -199,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
             return
         url = urlsplit(self.path)
-        token, slash, name = url.path.removeprefix("/").partition("/")
+        token, slash, name = self.server.path_of(url.path).removeprefix("/").partition("/")
         # The time that this comparison takes reveals nothing of the right token.
         if not slash or not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._say(
@@ -219,6 +291,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == "data":
             found = self.server.served.page(asked.get("run", ""), query.get("with", []))
             self._send_known("application/octet-stream", found)
+        elif name == "progress":
+            text = json.dumps(dict(zip(("text", "done", "total"), noted(), strict=True)))
+            self._send(HTTPStatus.OK, "application/json", text.encode())
         elif name == "curve":
             rank = asked.get("rank")
             if rank is not None and not (rank.isascii() and rank.isdigit()):

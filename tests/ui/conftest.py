@@ -26,7 +26,7 @@ def made(tmp_path_factory, module: str, *names: str) -> Path:
     directory = tmp_path_factory.mktemp(module)
     command = [PYTHON, "-m", f"tests.ui.{module}", directory, *names]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=170)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
     return directory
 
 

@@ -4,6 +4,7 @@ import "uplot/dist/uPlot.min.css"
 import "./page.css"
 import { render } from "preact"
 import { follow, isPaused } from "./base/follow"
+import { whole } from "./base/format"
 import { go } from "./base/hash"
 import { ask, isServed, otherNames, readData, runName, type Fields } from "./base/source"
 import { changeTheme, data, said } from "./base/store"
@@ -14,12 +15,17 @@ import { showRuns, type Listing } from "./pages/runs"
 const app = document.getElementById("app")!
 
 function say(text: string): void {
+  if (document.documentElement.dataset.ready) return // an answer that came late
   const line = document.createElement("p")
   line.className = "card"
   line.setAttribute("role", "alert")
   line.textContent = text
   app.replaceChildren(line)
 }
+
+interface Progress { text: string; done: number; total: number }
+
+const progressSaid = ({ text, done, total }: Progress): string => `${text || "looking at its files"}${total ? ` ${whole(done)} of ${whole(total)}` : done ? ` ${whole(done)}` : ""} ...`
 
 function show(page: Page, hasList: boolean): void {
   data.value = page
@@ -37,7 +43,8 @@ async function start(): Promise<void> {
     if (list!.runs.length !== 1 || list!.runs[0].name !== ".") return showRuns(app, list!, version)
   }
   const fields: Fields = [["run", name ?? "."], ...otherNames().map((other) => ["with", other])]
-  const answer = await ask<Page>("data", fields)
+  const waiting = setInterval(() => ask<Progress>("progress").then(({ data: now }) => say(`Reading ${name ?? "the run"}: ${progressSaid(now!)}`), () => {}), 700)
+  const answer = await ask<Page>("data", fields).finally(() => clearInterval(waiting))
   show(answer.data!, name != null && name !== ".")
   follow<Page>("data", fields, answer.version, (next) => { data.value = next }, (error) => { said.value = error ? `${error.message}; this is what there was before` : "" })
 }

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from distsummary.errors import InvalidValueError, MissingExtraError, RunDirError
-from distsummary.view.serve import PORT, Server, serve
+from distsummary.errors import InvalidValueError, MissingExtraError, MissingFileError, RunDirError
+from distsummary.view.serve import PORT, Server, serve, token_in
 from distsummary.view.served import Served
 from tests.patience import PATIENCE_S
 from tests.unit.runs.recording import record
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("bundle")
 
 
 @contextmanager
-def serving(directory):
-    with Server(Served(directory, every_s=0.0), port=0) as server:
+def serving(directory, **settings):
+    with Server(Served(directory, every_s=0.0), port=0, **settings) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -72,6 +72,8 @@ def test_pages_and_data_are_answered_and_nothing_else(tmp_path, bundle):
         assert (answer.status, b'<script src="page.js">' in body) == (200, True)
         assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
         assert ask(server, "page.js")[1] == b"'use strict'"
+        ask(server, "data?run=run")
+        assert json.loads(ask(server, "progress")[1]) == {"text": "reducing curve", "done": 2, "total": 2}
         for name in ("data", "curve"):
             answer, _ = ask(server, f"{name}?run=run&tag=loss&rank=0")
             assert (answer.status, answer.headers["Content-Encoding"]) == (200, "gzip")
@@ -153,3 +155,32 @@ def test_without_a_front_end_it_does_not_start(tmp_path, bundle):
     (bundle / "page.js").unlink()
     with pytest.raises(MissingExtraError, match="run: make front"):
         serve(tmp_path)
+
+
+def test_behind_a_proxy_it_has_the_public_name_and_a_token_that_stays(tmp_path, monkeypatch):
+    record(tmp_path / "run")
+    (tmp_path / "token").write_text(f"{'x' * 20}\n")
+    monkeypatch.setenv("DISTSUMMARY_TOKEN", "y" * 20)
+    assert (token_in(None), token_in(tmp_path / "token")) == ("y" * 20, "x" * 20)
+    settings = {"public_url": "https://runs.example.org/ds/", "token": token_in(tmp_path / "token")}
+    with serving(tmp_path, **settings) as server:
+        assert server.url == f"https://runs.example.org/ds/{'x' * 20}/"
+        for path in (f"/{'x' * 20}/runs", f"/ds/{'x' * 20}/runs"):  # a proxy passes the path on, or not
+            assert ask(server, path, Host="runs.example.org")[0].status == 200
+        assert ask(server, "runs", Host="evil.example")[0].status == 403
+    with pytest.raises(MissingFileError, match="write a token into it"):
+        token_in(tmp_path / "none")
+    with pytest.raises(RunDirError, match="cannot be read"):
+        token_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"token": "short"}, {"token": "x" * 20 + "/"}, {"token": ""}, {"public_url": "runs.example.org"},
+     {"public_url": "ftp://a"}, {"public_url": "https://a/?b"}, {"public_url": "https://[a"},
+     {"public_url": ""}],
+)  # fmt: skip
+def test_a_wrong_token_or_public_url_is_refused(tmp_path, settings):
+    [name] = settings
+    with pytest.raises(InvalidValueError, match=f"{name} must be "):
+        serve(tmp_path, port=0, **settings)
