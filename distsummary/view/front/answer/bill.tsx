@@ -6,20 +6,31 @@ import type { Bill as BillData } from "../base/types"
 
 const LEAST = 0.005 // of the wall time: less is no part of the bar's legend
 
+type Part = BillData["parts"][number]
+
 // A colour means one thing on all pages: green kept training, vermilion what holds up, red what is broken.
-export function colorOf({ part, rank, cause }: BillData["parts"][number], blamed: number | null): string {
-  if (/hang|lost|rollback/.test(part)) return "--bad"
-  if (/training/.test(part)) return "--good"
-  if (rank != null) return cause && rank === blamed ? "--vermilion" : "--vermilion-pale"
-  if (/data/.test(part)) return "--orange-pale"
-  if (/evaluation/.test(part)) return "--grey-1"
-  if (/checkpoint/.test(part)) return "--grey-2"
-  if (/recording/.test(part)) return "--grey-3"
-  return "--grey-4"
+const LOOKS: Record<string, [string, string]> = {
+  training: ["--good", "kept training"], waiting: ["--vermilion-pale", "waiting for"], data: ["--orange-pale", "waiting for data"],
+  hang: ["--bad", "hang of"], rollback: ["--bad", "steps made again"], evaluation: ["--grey-1", "evaluation"],
+  checkpoint: ["--grey-2", "checkpoints"], recording: ["--grey-3", "recording"], compile: ["--sky", "compilation, first steps"], start: ["--grey-4", "start"],
+  pause: ["--empty", "between attempts"], end: ["--grey-4", "after the last step"], unmeasured: ["--empty", "not measured"],
 }
 
-export const nameOf = ({ part, rank, cause }: BillData["parts"][number]): string =>
-  `${part}${rank != null && !part.includes(`rank ${rank}`) ? ` ${rank}` : ""}${cause ? `, ${cause}` : ""}`
+export const colorOf = ({ part, rank }: Part, blamed: number | null): string =>
+  part === "waiting" && rank != null && rank === blamed ? "--vermilion" : (LOOKS[part]?.[0] ?? "--grey-4")
+
+export function nameOf({ part, rank, cause }: Part): string {
+  const words = LOOKS[part]?.[1] ?? part
+  const who = part === "waiting" || part === "hang" ? (rank == null ? " other ranks" : ` rank ${rank}`) : rank == null ? "" : `, rank ${rank}`
+  return `${words}${who}${cause ? `, ${cause}` : ""}`
+}
+
+// What the run would have been without a rank's fault, the largest first.
+function WhatIf({ bill }: { bill: BillData }) {
+  const [first] = [...(bill.what_if ?? [])].sort((a, b) => b.seconds - a.seconds)
+  if (!first || first.seconds < LEAST * bill.wall_s) return null
+  return <p class="quiet what-if">{`Without rank ${first.rank}'s ${first.cause} the run takes ${lasting(first.seconds)} less.`}</p>
+}
 
 export function Bill() {
   const bill = data.value.cost
@@ -28,12 +39,13 @@ export function Bill() {
   const shown = parts.filter((one) => one.seconds >= LEAST * bill.wall_s)
   return (
     <section class="card bill" aria-label="where the time went">
-      <h3>{`where ${lasting(bill.wall_s)} went: goodput `}<b>{percent(bill.goodput)}</b></h3>
+      <h3>{`where ${lasting(bill.wall_s)} went${bill.goodput == null ? "" : ": goodput "}`}{bill.goodput != null && <b>{percent(bill.goodput)}</b>}</h3>
       <div class="bar" role="img" aria-label={shown.map((one) => `${nameOf(one)} ${percent(one.seconds / bill.wall_s)}`).join(", ")}>
         {parts.map((one, at) => <i key={at} title={`${nameOf(one)}: ${lasting(one.seconds)}`} style={{ flexGrow: one.seconds, background: `var(${colorOf(one, culprit.value)})` }} />)}
       </div>
       <p class="legend">{shown.map((one, at) => <span key={at}><i class="box" style={{ background: `var(${colorOf(one, culprit.value)})` }} />{`${nameOf(one)} ${percent(one.seconds / bill.wall_s)}`}</span>)}
         {parts.length > shown.length && <span>{counted(parts.length - shown.length, "smaller part")}</span>}</p>
+      <WhatIf bill={bill} />
     </section>
   )
 }

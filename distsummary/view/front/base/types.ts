@@ -39,7 +39,7 @@ export interface Marks {
   evaluations: Numbers; checkpoints: Numbers
 }
 export interface Anatomy { steps: Numbers; ranks: Numbers; phases: Record<string, Float32Array> }
-export interface Bill { wall_s: number; goodput: number; parts: { part: string; rank: number | null; cause: string | null; seconds: number }[] }
+export interface Bill { wall_s: number; goodput: number | null; parts: { part: string; rank: number | null; cause: string | null; seconds: number }[]; what_if?: { rank: number; cause: string; seconds: number }[] }
 export interface Graph { names: string[]; ops: string[]; outputs: string[]; parameters: number[]; sources: Numbers; targets: Numbers; left_out: number }
 export interface Page {
   overview: Overview; answer: Answer; cost: Bill | null; tags: string[]; curves: Curve[]; maps: RankMap[]; anatomy: Anatomy | null

@@ -178,7 +178,7 @@ function draw(canvas: HTMLCanvasElement, { map, rows, rowHeight, width, height, 
     const isCulprit = row < map.ranks.length && map.ranks[row] === culprit.value
     context.fillStyle = isCulprit ? css("--culprit") : colors.quiet
     context.font = `${isCulprit ? "600 " : ""}12px ${css("--font")}`
-    context.fillText(rowLabel(map, row), LEFT - 8, (row + 0.5) * rowHeight - gap / 2)
+    context.fillText(rowLabel(map, row), LEFT - 8, Math.max(7, (row + 0.5) * rowHeight - gap / 2))
   }
   context.font = `11px ${css("--font")}`
   context.fillStyle = colors.quiet

@@ -18,7 +18,7 @@ function proof(): string {
 export function Ranks() {
   const { maps, overview, anatomy } = data.value
   const map = maps.find((one) => one.tag === (chosenMap.value || proof())) ?? maps[0]
-  const height = map ? Math.max(6, Math.min(22, Math.floor(560 / map.rows))) : 0
+  const height = map ? Math.max(6, Math.min(22, Math.floor(440 / map.rows))) : 0
   const choose = (step: number, rank: number | null) => put({ step, rank })
   return (
     <>
