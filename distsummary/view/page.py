@@ -372,7 +372,8 @@ def _conflicts(run: RecordedRun) -> list[dict[str, Any]]:
 def _bill(run: RecordedRun) -> Page | None:
     """Where the wall time of the run went."""
     bill = getattr(run, "cost", None)
-    return None if bill is None else plain(bill().as_json())
+    found: Page | None = None if bill is None else plain(bill().as_json())
+    return found
 
 
 def _bars(run: RecordedRun) -> list[dict[str, Any]]:
