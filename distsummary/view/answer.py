@@ -43,19 +43,18 @@ def verdicts_with_end(run: RecordedRun) -> list[dict[str, Any]]:
         return rows
     said = f"{finding(end, is_over=True)}: {end.evidence}."
     row = plain(end.as_json()) | {"sentence": said, "intervals": []}
-    place = next((number for number, one in enumerate(rows) if _weight(one) > weight(end)), len(rows))
+    place = next((number for number, one in enumerate(rows) if not _outweighs(one, end)), len(rows))
     return [*rows[:place], row | {"until_step": -1}, *rows[place:]]
 
 
-def _weight(row: Mapping[str, Any]) -> tuple[bool, float, bool]:
-    if row["cause"] not in CAUSES:
-        return True, 0.0, True
-    return weight(
+def _outweighs(row: Mapping[str, Any], end: Verdict) -> bool:
+    """Whether a verdict of a table weighs as much as the end of the run; one of another version does not."""
+    return row["cause"] in CAUSES and weight(
         Verdict(
             rank=int(row["rank"]), cause=row["cause"], since_step=int(row["since_step"]), until_step=None,
             evidence="", reported_step=0, lost_s=float(row["lost_s"]),
         )
-    )  # fmt: skip
+    ) <= weight(end)  # fmt: skip
 
 
 def answer(
