@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from distsummary.model.metrics import Accuracy, Loss
     from distsummary.model.model import Model
     from distsummary.rundir.topology import Topology
+    from distsummary.runs.cost import Bill
     from distsummary.runs.find_runs import list_runs
     from distsummary.runs.recorded_run import RankView, RecordedRun, open_run
     from distsummary.runs.table import ScalarTable, Table, ValueTable
@@ -65,6 +66,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Accuracy",
+    "Bill",
     "Callback",
     "CallbackParams",
     "CheckpointConfig",
@@ -162,6 +164,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
         "UserDefinedInfo",
     ),
     "distsummary.format.pb.mindspore_summary_pb2": ("LossLandscape",),
+    "distsummary.runs.cost": ("Bill",),
     "distsummary.runs.find_runs": ("list_runs",),
     "distsummary.runs.recorded_run": ("RankView", "RecordedRun", "open_run"),
     "distsummary.runs.table": ("ScalarTable", "Table", "ValueTable"),

@@ -15,6 +15,7 @@ _STOPPED = "Tt"  # states of processes in /proc/PID/stat, see proc(5): by a sign
 _ENDED = "ZX"  # zombie, dead
 # A thread is busy that computes, or waits for a processor, for a fifth of 0.2 s.
 BUSY_S, BUSY_SHARE = 0.2, 0.2
+_LOADED_S = time.monotonic()
 
 
 def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
@@ -107,6 +108,19 @@ def own_process() -> dict[str, Any]:
 def own_place() -> dict[str, Any]:
     """The fields of `own_process`, and the name of this host."""
     return own_process() | {"host": platform.node()}
+
+
+def age_s() -> float:
+    """Seconds since this process began; of a notebook and a worker of Ray, since it loaded this module.
+
+    Those may have waited for their work for hours.
+    """
+    loaded_s = time.monotonic() - _LOADED_S
+    start = pid_start_of(os.getpid())
+    if not start or in_ray() or ipython_shell() is not None:
+        return loaded_s
+    began_s = int(start) / os.sysconf("SC_CLK_TCK")
+    return max(loaded_s, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s)
 
 
 def pid_space_here() -> str:

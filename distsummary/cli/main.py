@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 from distsummary import __version__
-from distsummary.base.columns import named, width_of
+from distsummary.base.columns import named, printable, width_of
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.terminal import cleaned, pausing_progress, printed, showing_progress
@@ -400,6 +400,16 @@ def why(options: argparse.Namespace) -> Answer:
 
     found = why(options.run_dir)
     return Answer(as_json(found), text_of(found, width=width_of(sys.stdout)), int(bool(found.verdicts)))
+
+
+@verb(RECORDED, example="cost runs/digits")
+def cost(options: argparse.Namespace) -> Answer:
+    """Say what the time of a run was spent on: training, waiting for ranks, data, restarts and so on."""
+    from distsummary.runs.cost import text_of
+    from distsummary.runs.recorded_run import open_run
+
+    found = open_run(options.run_dir).cost()
+    return Answer(found.as_json(), text_of(printable(options.run_dir), found))
 
 
 @verb(

@@ -156,6 +156,7 @@ class CollectorCallback(Callback):
                 resumes = bool(params.get("initial_step"))
                 self._admission = admit(self.run_dir, topology, resumes=resumes, door="a SummaryCollector")
             self._admission.begin()
+            self._step = step_of(run_context)
             self._session = self._open(topology)
         self._begin_recording(self._session, params, step_of(run_context))
 
@@ -273,6 +274,7 @@ class CollectorCallback(Callback):
             coordinator=self._coordinate(topology),
             failures=self._failures,
             overhead=self.recorder.overhead,
+            spent_s=self._step.spent_s,
             past=past,
         )
         while self._early:

@@ -1,6 +1,7 @@
 """Session: everything that a collector keeps open while it records, such as files and lineage."""
 
 import logging
+import math
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from distsummary.base.guard import guarded
 from distsummary.base.health import Health
 from distsummary.base.interrupts import is_interruption
 from distsummary.base.private import absences
-from distsummary.base.processes import is_alive
+from distsummary.base.processes import age_s, is_alive
 from distsummary.base.redaction import redacted
 from distsummary.collect.background import Background
 from distsummary.collect.config import differing, listed
@@ -39,7 +40,7 @@ from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
-from distsummary.rundir.deal import Deal, Group, Heartbeat, Part
+from distsummary.rundir.deal import SPENT, Deal, Group, Heartbeat, Part
 from distsummary.rundir.rank_facts import RankFacts, write_command, write_facts
 from distsummary.rundir.rank_manifest import ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
@@ -48,7 +49,7 @@ from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, lost_driver
 from distsummary.training.recorder import counted
 from distsummary.training.run import STEP_TIMES
-from distsummary.training.timing.phases import STEP_PHASES
+from distsummary.training.timing.phases import CHECKPOINT, EVALUATION, STEP_PHASES
 
 if TYPE_CHECKING:
     from distsummary.checkpoints.landscape_spec import LandscapeSpec
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 MESSAGES_S = 8.0  # the end waits so long for git or a driver, if nothing else has to be done
+_left_s = [-math.inf]  # when the newest run of this process ended, by time.monotonic()
 
 
 class Past(NamedTuple):
@@ -102,6 +104,7 @@ class Session:
         settings: what is recorded, and how.
         coordinator: joins all ranks to one run.
         failures: counts the session's own failures. overhead: what recording costs the loop.
+        spent_s: what evaluations and checkpoints cost it so far, see `StepContext`.
         past: the attempt to which evaluations are added, instead of registering a new one.
 
     Raises the errors of the coordinator's `register` and of opening the files.
@@ -116,9 +119,10 @@ class Session:
         coordinator: Coordinator,
         failures: Failures,
         overhead: Overhead,
+        spent_s: Mapping[str, float],
         past: Past | None = None,
     ) -> None:
-        self.topology, self.overhead = topology, overhead
+        self.topology, self.overhead, self._spent_s = topology, overhead, spent_s
         self._run_dir, self._coordinator = run_dir, coordinator
         self.failures, self._own_guard = failures, failures.guard
         has_times = settings.collected.metric and settings.collected.additions
@@ -131,6 +135,9 @@ class Session:
             rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         self._rank_dir = rank_dir
         self.attempt = self._registration.attempt
+        # Of several trainings of a process, each begins when the one before has ended.
+        self._start_s = min(age_s(), time.monotonic() - _left_s[0])
+        self._spent_before_s = self._totals_s()
         spec = replace(
             settings.writer,
             directory=str(rank_dir),
@@ -273,7 +280,19 @@ class Session:
             dropped=dropped,
             own_ms=own_ms,
             wait_ms=wait_ms,
+            spent_ms=self._spent_ms(),
         )
+
+    def _spent_ms(self) -> dict[str, int]:
+        """See `Heartbeat.spent_ms`."""
+        since_s = (now - then for now, then in zip(self._totals_s(), self._spent_before_s, strict=True))
+        found = zip(SPENT, (self._start_s, *since_s), strict=True)
+        return {name: max(0, round(1e3 * seconds)) for name, seconds in found}
+
+    def _totals_s(self) -> tuple[float, ...]:
+        """What was spent by the recorder and the loop, which may have had other sessions, after START_MS."""
+        phases = (CHECKPOINT, EVALUATION)
+        return self.overhead.spent_s, *(self._spent_s.get(phase, 0.0) for phase in phases)
 
     def describe_run(self, step: int) -> None:
         """Record a text at `step` that says what the manifest knows about a run of one rank.
@@ -460,6 +479,7 @@ class Session:
             final, missing = self.health(), self._writer.health().missing
 
         def leave() -> None:
+            _left_s[0] = time.monotonic()
             if self._is_past:
                 self._coordinator.evaluated(self.topology, self.attempt)
                 return
@@ -472,6 +492,7 @@ class Session:
                 "dropped": sum(final.dropped.values()),
                 **{f"dropped/{plugin}": count for plugin, count in sorted(final.dropped.items())},
                 "step": self.step,
+                **self._spent_ms(),
             }
             if self._last_step is not None:
                 counters["recorded_step"] = self._last_step

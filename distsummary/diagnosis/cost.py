@@ -65,11 +65,32 @@ def excess_ms(times: StepTimes, rank: int, peers: Callable[[int], object]) -> fl
     Args:
         peers: of a rank: equal for ranks that do the same work.
     """
-    mine = times.ranks == rank
-    alike = np.array([peers(one) == peers(rank) for one in times.ranks.tolist()], np.bool_) & ~mine
-    if not mine.any() or not alike.any():
-        return 0.0
-    return max(0.0, float(times.own_ms[mine][0] - np.median(times.own_ms[alike])))
+    alike = np.array([peers(one) == peers(rank) for one in times.ranks.tolist()], np.bool_)
+    mine = times.ranks[alike] == rank
+    return float(excess_of_all(times.own_ms[None, alike])[0, mine].sum())
+
+
+def excess_of_all(own_ms: Floats) -> Floats:
+    """The same of each of some peers at each step, (S, R); NaN in `own_ms` where a rank measured nothing."""
+    return np.nan_to_num(np.maximum(own_ms - median_of_others(own_ms), 0.0))
+
+
+def median_of_others(values: Floats) -> Floats:
+    """Of each value (S, R), the median of the others in its row that are not NaN; NaN if there is none."""
+    found = np.full_like(values, np.nan)
+    counts = (~np.isnan(values)).sum(axis=1)
+    for count in np.unique(counts[counts > 1]).tolist():
+        rows = counts == count
+        some = values[rows]
+        low, high = (count - 2) // 2, (count - 1) // 2  # places of the median among the others
+        ordered = np.partition(some, range(low, high + 2), axis=1)
+        # Without a value, those above it move down by one place.
+        low_of, high_of = (
+            np.where(some <= ordered[:, at, None], ordered[:, at + 1, None], ordered[:, at, None])
+            for at in (low, high)
+        )
+        found[rows] = (low_of + high_of) / 2
+    return found
 
 
 def shared_ms(times: StepTimes, excess: Mapping[Key, float]) -> dict[Key, float]:
@@ -150,9 +171,13 @@ class Costs:
 
     def _place(self, rank: int) -> object:
         if rank not in self._places:
-            axes = self._coordinates(rank).items()
-            self._places[rank] = tuple(sorted(one for one in axes if one[0] not in EQUAL_AXES))
+            self._places[rank] = work_of(self._coordinates(rank))
         return self._places[rank]
+
+
+def work_of(coordinates: Mapping[str, int]) -> object:
+    """Equal for ranks that do the same work, by their coordinates on each axis of the mesh."""
+    return tuple(sorted(one for one in coordinates.items() if one[0] not in EQUAL_AXES))
 
 
 class _Account:

@@ -129,7 +129,8 @@ class FollowedRun:
         self._places: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._waited_s = self._asked_s = 0.0
         self._has_loader = False
-        self._before = REST  # the phase that a checkpoint interrupts
+        self._saving: list[AbstractContextManager[None]] = []  # the checkpoints that are being saved
+        self._evaluated_s = 0.0  # when an evaluation asked for its newest batch; 0: the script evaluates none
         # With a loader, a step begins with the forward pass: what is reported before that belongs to the step
         # before. Without one, and without reports, it begins when the one before ends, which costs less.
         self._begins_late = has_reports
@@ -218,13 +219,25 @@ class FollowedRun:
     def begin_batch(self) -> None:
         """A loader is asked for a batch."""
         self._has_loader = self._begins_late = True
+        is_evaluating = self._is_evaluating()
         if self._phases is not None:
-            self._phases.enter(EVALUATION if self._is_evaluating() else DATA)
+            self._phases.enter(EVALUATION if is_evaluating else DATA)
         self._asked_s = self._began_s = time.perf_counter()
+        if is_evaluating:
+            self._evaluate(self._asked_s)
+        else:
+            self._evaluated_s = 0.0
+
+    def _evaluate(self, now_s: float) -> None:
+        """Add the time since the evaluation's last batch, which its forward pass took."""
+        if self._evaluated_s:
+            self.run.context.step.spend(EVALUATION, now_s - self._evaluated_s)
+        self._evaluated_s = now_s
 
     def end_batch(self) -> None:
         """It has given one, or none is left."""
         if self._is_evaluating():
+            self._evaluate(time.perf_counter())
             return
         self._waited_s += time.perf_counter() - self._asked_s
         if self._phases is not None:
@@ -250,14 +263,13 @@ class FollowedRun:
 
     def begin_checkpoint(self) -> None:
         """The script saves something."""
-        if self._phases is not None:
-            self._before = self._phases.current
-            self._phases.enter(CHECKPOINT)
+        self._saving.append(self.run.context.step.within(CHECKPOINT))
+        self._saving[-1].__enter__()
 
     def end_checkpoint(self) -> None:
         """It is saved, or that failed."""
-        if self._phases is not None:
-            self._phases.enter(self._before)
+        if self._saving:
+            self._saving.pop().__exit__(None, None, None)
 
 
 def is_number(value: Any) -> bool:

@@ -75,6 +75,13 @@ class Steps:
         return (last // self.every).bit_length() if self.doubling else last // self.every
 
 
+# The counters of `Heartbeat.spent_ms`: from the begin of the process to its registration; on recording; on
+# checkpoints; on evaluations.
+SPENT = START_MS, RECORDING_MS, CHECKPOINT_MS, EVALUATION_MS = (
+    *("start_ms", "recording_ms", "checkpoint_ms", "evaluation_ms"),
+)
+
+
 class Heartbeat(NamedTuple):
     """What a rank reports about itself, every BEAT_S.
 
@@ -82,7 +89,8 @@ class Heartbeat(NamedTuple):
     `step_s`: seconds a step, the mean of the last 30 s; 0 if none was made. `total`: how many steps the
     training will have by its loader; None if unknown. `dropped`: how many values were dropped so far.
     `own_ms`, `wait_ms`: milliseconds a step that the rank worked by itself and that it waited for others, the
-    means of the same steps as `step_s`; None if they are not measured.
+    means of the same steps as `step_s`; None if they are not measured. `spent_ms`: milliseconds of the
+    attempt so far that its loop spent on other things than steps, by SPENT.
     """
 
     step: int = 0
@@ -90,6 +98,7 @@ class Heartbeat(NamedTuple):
     step_s: float = 0.0
     total: int | None = None
     dropped: int = 0
+    spent_ms: Mapping[str, int] = {}
     own_ms: float | None = None
     wait_ms: float | None = None
 

@@ -139,6 +139,7 @@ class HeartbeatRecord(TypedDict, total=False):
     dropped: Whole
     own_ms: Span | None
     wait_ms: Span | None
+    spent_ms: dict[str, Whole]
 
 
 class RankEntry(ProcessRecord):

@@ -63,7 +63,8 @@ class RankState:
         reason: why it is lost, or what else is known about its end; of a superseded rank, what the later
             attempt hides.
         host, pid: its process. process: the same for `processes.is_alive`.
-        health: its counters, reported at its end; before, `dropped` alone, by its last heartbeat.
+        health: its counters, reported at its end; before, `dropped` and those of SPENT alone, by its last
+            heartbeat.
     """
 
     role: str
@@ -306,7 +307,8 @@ def _rank(
         host=found["host"],
         pid=found["pid"],
         process={name: found[name] for name in ("pid", "pid_space", "pid_start")},
-        health=found["health"] or {name: beat[name] for name in ("dropped",) if name in beat},
+        health=found["health"]
+        or {name: beat[name] for name in ("dropped",) if name in beat} | beat.get("spent_ms", {}),
     )
 
 

@@ -11,9 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from distsummary.base.checks import check_choice, check_type
+from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import (
     MUTED,
     alerts_as_of_now,
+    hangs_among,
     is_finding,
     level_in,
     open_findings,
@@ -21,7 +23,7 @@ from distsummary.diagnosis.alerts import (
 )
 from distsummary.diagnosis.ends import unreported_end
 from distsummary.diagnosis.sentence import sentence, weight
-from distsummary.diagnosis.verdict import Verdict
+from distsummary.diagnosis.verdict import CAUSES, Verdict
 from distsummary.errors import (
     DistSummaryError,
     MissingFileError,
@@ -36,10 +38,13 @@ from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.pb.mindspore_anf_ir_pb2 import GraphProto
 from distsummary.format.records import NORMS
 from distsummary.landscapes.output.loss_grid import LossGrid
+from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.rank_facts import read_command
 from distsummary.rundir.rank_parts import parts_of
 from distsummary.rundir.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.rundir.states import RunState, is_over, is_silent, read_run
+from distsummary.runs.attempt_times import attempt_times
+from distsummary.runs.cost import AttemptTimes, Bill, bill
 from distsummary.runs.deals import DealRow, deal_rows
 from distsummary.runs.norms_table import norms_table
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, noting, wanted
@@ -291,6 +296,24 @@ class RecordedRun:
         rows = [row | {"level": level_in(row), "lost_s": row.get("lost_s") or 0.0} for row in self._alerts()]
         return table_of([[row.get(name) for name in _VERDICTS] for row in rows], _VERDICTS, title="verdicts")
 
+    def cost(self) -> Bill:
+        """What the wall time of all attempts was spent on, in parts that add up to it; see `Bill`.
+
+        It needs nothing but the files, so that a running run has a bill up to now. What was not recorded,
+        such as the waiting of a single rank, is a part of the training. Raises MissingFileError if the run
+        was removed.
+        """
+        now = file_system_time(self.path)
+        state = self._state(now)
+        attempts = [one for one in (state.attempts if state else ()) if one.role == self.role]
+
+        def read() -> list[AttemptTimes]:
+            meshes = Meshes(self._files.directories())
+            return attempt_times(self._files.ranks, attempts, meshes, now=now)
+
+        verdicts = hangs_among(self._reported(), CAUSES)
+        return bill(self._files.read(read), [(one.attempt, one.verdict) for one in verdicts])
+
     @property
     def deals(self) -> Table:
         """Which rank had to record which parameters at which steps, as it was in force: attempt, deal (its
@@ -320,6 +343,10 @@ class RecordedRun:
 
     def _alerts(self) -> list[dict[str, Any]]:
         """The lines of alerts.jsonl that are findings; notes what cannot be read."""
+        return [row for row in self._reported() if is_finding(row) and row.get("held") != MUTED]
+
+    def _reported(self) -> list[dict[str, Any]]:
+        """All lines of alerts.jsonl, as of now."""
         run_dir = RunDir(self.path)
         problems = self._problems["verdicts"] = {}
 
@@ -334,7 +361,7 @@ class RecordedRun:
             newest = state.newest if state else None
             rows = alerts_as_of_now(run_dir, newest, rows)
             rows = _with_sentences(rows, is_over=newest is not None and is_over(newest))
-        return [row for row in rows if is_finding(row) and row.get("held") != MUTED]
+        return rows
 
     def stamp(self) -> str:
         """A text that is another one when the run has recorded more or a rank is in another state.
@@ -578,11 +605,11 @@ class RecordedRun:
         found = self._files.places(plugin, tag, rank)
         return value_table(found, join if rank is None else None, f"{plugin} values")
 
-    def _state(self) -> RunState | None:
-        """What the manifests say; None if run.json cannot be read."""
+    def _state(self, now: float | None = None) -> RunState | None:
+        """What the manifests say; None if run.json cannot be read. `now` is that of `read_run`."""
         problems = self._problems["state"] = {}
         with noting(problems):
-            return read_run(self._run_dir)
+            return read_run(self._run_dir, now=now)
         return None
 
     def _entry(self) -> Manifest:

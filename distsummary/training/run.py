@@ -400,18 +400,14 @@ class Run(Recording):
 
         Inside of it, `steps`, `next_step` and `epochs` raise InvalidValueError; use the evaluation's `steps`.
         """
-        started_s, phases, phase = self._clock(), self._phases, ""
+        started_s = self._clock()
         evaluation = self._begin_evaluation(dataset)
         was_evaluating, self._is_evaluating = self._is_evaluating, True
-        if phases is not None:
-            phase = phases.current
-            phases.enter(EVALUATION)
         try:
-            yield evaluation
+            with self._step_context.within(EVALUATION):
+                yield evaluation
         finally:
             self._is_evaluating = was_evaluating
-            if phases is not None:
-                phases.enter(phase)
         self._end_evaluation(evaluation)
         # An evaluation is not part of the step's time.
         self._body_start_s += self._clock() - started_s

@@ -1,7 +1,8 @@
 """StepContext: what a loop and its callbacks share of the current step, beyond MindSpore's parameters."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +40,7 @@ class StepContext:
         ended_late: the end of the step was noticed only at a later call, so that the model may have changed.
         finite_check: receives numbers of callbacks that are not finite; None: the loop checks none.
         report_finding: called with a cause and its evidence that a callback has found, from any thread.
+        spent_s: seconds that were spent in phases which the loop or a callback marked by `within`.
         after_hook: called and removed when all callbacks have seen the current hook.
     """
 
@@ -50,7 +52,18 @@ class StepContext:
     finite_check: FiniteCheck | None = None
     report_finding: Callable[[str, str], None] = lambda cause, evidence: None
     after_hook: list[Callable[[], object]] = field(default_factory=list)
+    spent_s: dict[str, float] = field(default_factory=dict)
 
-    def within(self, phase: str) -> contextlib.AbstractContextManager[None]:
-        """A context manager for what a callback does in a phase of its own, if phases are measured."""
-        return contextlib.nullcontext() if self.phases is None else self.phases.within(phase)
+    @contextlib.contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """What is done in the context is a phase of its own, and adds to `spent_s`."""
+        begun_s = time.perf_counter()
+        try:
+            with contextlib.nullcontext() if self.phases is None else self.phases.within(phase):
+                yield
+        finally:
+            self.spend(phase, time.perf_counter() - begun_s)
+
+    def spend(self, phase: str, seconds: float) -> None:
+        """Add to `spent_s`."""
+        self.spent_s[phase] = self.spent_s.get(phase, 0.0) + seconds

@@ -143,7 +143,7 @@ def _page(
     return {
         "overview": _overview(run, verdicts, steps, _lasted_s(bars, on_axis["times"])),
         "answer": answer(run, verdicts, steps=steps) | numbers.found,
-        "cost": _bill(run),
+        "cost": run.cost().as_json(),
         "tags": tags,
         "curves": curves,
         "maps": sorted((one for one in pictures if one), key=lambda one: order.index(one["tag"])),
@@ -367,13 +367,6 @@ def _conflicts(run: RecordedRun) -> list[dict[str, Any]]:
         for one in found
     ]
     return [one for one in said if {*map(str, one["by_rank"].values())} not in _LEFT_OUT]
-
-
-def _bill(run: RecordedRun) -> Page | None:
-    """Where the wall time of the run went."""
-    bill = getattr(run, "cost", None)
-    found: Page | None = None if bill is None else plain(bill().as_json())
-    return found
 
 
 def _bars(run: RecordedRun) -> list[dict[str, Any]]:

@@ -11,9 +11,9 @@ import pytest
 import distsummary
 from distsummary import errors
 
-# By users: `Run.eval` and `open_run` give them.
+# By users: `Run.eval`, `open_run` and what that gives return them.
 NOT_CONSTRUCTED = (
-    distsummary.EvaluationRun, distsummary.RankView,
+    distsummary.Bill, distsummary.EvaluationRun, distsummary.RankView,
     distsummary.ScalarTable, distsummary.Table, distsummary.ValueTable,
 )  # fmt: skip
 # What annotations name and type checkers alone import: of libraries, and public classes of ours.
