@@ -1,6 +1,7 @@
 """Judging: the verdicts on the ranks of a run, from their scalars, while they train and afterwards."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from distsummary.diagnosis.cost import Costs, joined, step_times
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.same_steps import SameSteps
 from distsummary.diagnosis.sentence import sentence
+from distsummary.diagnosis.uneven import Unevenness
 from distsummary.diagnosis.verdict import SLOW, Verdict
 from distsummary.format.own_tags import ALERT_RANK, ALERT_TEXT
 from distsummary.format.records import Value
@@ -37,7 +39,8 @@ class Judging:
             return self._meshes.place(attempt, rank).coordinates
 
         self._attempt, self._sick = attempt, SickRanks(self._meshes, attempt)
-        self._judge, self._costs, self._same = Judge(coordinates), Costs(coordinates), SameSteps()
+        self._judge, self._costs = Judge(coordinates), Costs(coordinates)
+        self._same, self._uneven = SameSteps(), Unevenness()
 
     def add(self, rows: RecordedScalars, attempt: int) -> list[Verdict]:
         """Judge some steps of an attempt; returns the verdicts that are new, and those that end."""
@@ -61,7 +64,9 @@ class Judging:
         for reported in own_times(*alike):
             found = self._judge.add(reported)
             if reported.step in costs:
-                self._costs.add(self._judge.counted(costs[reported.step]))
+                counted = self._judge.counted(costs[reported.step])
+                self._costs.add(counted)
+                self._uneven.add(counted)
             changed += map(self._costs.note, found)
         self._report(changed, attempt)
         # A verdict that lasts is reported again when it costs much more than before.
@@ -84,14 +89,23 @@ class Judging:
             self._verdicts[attempt, verdict.rank, verdict.cause, verdict.since_step] = verdict
             if self._on_verdict is None:
                 continue
-            # A slow rank is reported together with all earlier times at which it was slow for this cause.
+            # A slow rank is reported together with all earlier times at which it was slow for this cause, and
+            # with other ranks that are in turns.
             if verdict.cause in SLOW:
-                key = attempt, verdict.rank, verdict.cause
-                [verdict] = joined(one for other, one in self._verdicts.items() if other[:3] == key)
+                alike = joined(
+                    one
+                    for other, one in self._verdicts.items()
+                    if (other[0], other[2]) == (attempt, verdict.cause)
+                )
+                verdict = next(one for one in alike if verdict.rank in (one.rank, *one.ranks))
             self._on_verdict(attempt, verdict)
 
     def _settle(self) -> None:
-        """Note what the verdicts of the attempt cost that last."""
+        """Note what the verdicts of the attempt cost that last, and how often ranks have stalled by now."""
+        for now in self._judge.lasting:
+            key = self._attempt, now.rank, now.cause, now.since_step
+            if key in self._verdicts and self._verdicts[key].until_step is None:
+                self._verdicts[key] = replace(self._verdicts[key], evidence=now.evidence)
         for key, verdict in self._verdicts.items():
             if key[0] == self._attempt:
                 self._verdicts[key] = self._costs.of(verdict)
@@ -118,7 +132,10 @@ class Judging:
         found: dict[int, list[Verdict]] = {}
         for key in sorted(self._verdicts, key=lambda key: (key[0], self._verdicts[key].reported_step)):
             found.setdefault(key[0], []).append(self._verdicts[key])
-        return [(attempt, one) for attempt, verdicts in found.items() for one in joined(verdicts)]
+        said = [(attempt, one) for attempt, verdicts in found.items() for one in joined(verdicts)]
+        explained_s = sum(one.lost_s for attempt, one in said if attempt == self._attempt)
+        uneven = self._uneven.verdict(explained_s)
+        return said if uneven is None else [*said, (self._attempt, uneven)]
 
 
 def judged_files(run_dir: RunDir) -> Judging:

@@ -1,8 +1,10 @@
 """Costs: how many seconds of a run's wall clock slow ranks took, and `joined`: verdicts that are one."""
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ Floats = NDArray[np.float64]
 Key = tuple[int, str, int]  # of a verdict: its rank, cause and first step
 
 REMEMBERED = 320  # measured steps: a verdict is certain at most about so many after it began
+TURNS = 3  # so many times another rank is slow for the same cause: they hold up the run in turns
 GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by this factor, and so many seconds
 
 
@@ -207,13 +210,44 @@ def joined(verdicts: Iterable[Verdict]) -> list[Verdict]:
     """Verdicts of one attempt, those on a rank that is slow for the same cause as one, with its intervals.
 
     It has the first step of the first interval and the last one of the last, the evidence of what cost most,
-    and the cost of all. They come in the order of the first of each.
+    and the cost of all. So have ranks that are slow for the same cause in turns. They come in the order of
+    the first of each.
     """
     parts: dict[object, list[Verdict]] = defaultdict(list)
     for number, verdict in enumerate(verdicts):
         is_slow = verdict.cause in SLOW
         parts[(verdict.rank, verdict.cause) if is_slow else number].append(verdict)
-    return [_join(found) if len(found) > 1 else found[0] for found in parts.values()]
+    found = [_join(part) if len(part) > 1 else part[0] for part in parts.values()]
+    for cause in SLOW:
+        slow = [one for one in found if one.cause == cause]
+        if len(slow) > 1 and _take_turns(slow):
+            place = found.index(slow[0])
+            found = [one for one in found if one.cause != cause]
+            found.insert(place, _in_turns(slow))
+    return found
+
+
+def _take_turns(slow: Iterable[Verdict]) -> bool:
+    """Whether ranks follow each other several times, of which hardly two are slow at the same steps."""
+    times = sorted((since, until, one.rank) for one in slow for since, until in _bounded(one))
+    turns = sum(one[2] != other[2] for one, other in pairwise(times))
+    both = sum(one[2] != other[2] and other[0] < one[1] for one, other in pairwise(times))
+    return turns >= TURNS and 2 * both <= turns
+
+
+def _bounded(verdict: Verdict) -> Iterator[tuple[int, float]]:
+    return ((since, math.inf if until is None else until) for since, until in intervals_of(verdict))
+
+
+def _in_turns(slow: Sequence[Verdict]) -> Verdict:
+    parts = ", ".join(f"rank {one.rank} {one.lost_s:.1f} s" for one in slow)
+    whole = _join(slow)
+    return replace(
+        whole,
+        rank=slow[0].rank,
+        ranks=tuple(sorted(one.rank for one in slow)),
+        evidence=f"in turns ({parts}); {whole.evidence}",
+    )
 
 
 def _join(parts: Collection[Verdict]) -> Verdict:

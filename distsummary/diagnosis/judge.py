@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from distsummary.diagnosis.cost import StepTimes
 from distsummary.diagnosis.loader import SPARE
 from distsummary.diagnosis.measured_steps import next_measured
+from distsummary.diagnosis.sentence import seconds
 from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks, references_of
 from distsummary.diagnosis.stalls import QUIET, Stalls, StepSpent
 from distsummary.diagnosis.verdict import Verdict
@@ -140,6 +141,11 @@ class Judge:
         self.abstained += any(peers.is_judged and peers.is_busy for peers in self._peers)
         return changed
 
+    @property
+    def lasting(self) -> list[Verdict]:
+        """The verdicts on stalls that last, with the numbers of all stalls until now."""
+        return [_verdict(one, len(peers.ranks) - 1) for peers in self._peers for one in peers.stalls.lasting]
+
     def counted(self, times: StepTimes) -> StepTimes:
         """The times of the newest step without what ranks waited for data as long as their peers would."""
         excused = {
@@ -179,7 +185,7 @@ class _Peers:
         self.ranks = np.array(ranks)
         self.is_judged = self.is_busy = False  # at the newest step
         self.excused_ms = np.zeros(len(ranks))  # of it: waiting for data that no other rank would be spared
-        self._slow, self._stalls = SlowRanks(ranks), Stalls()
+        self._slow, self.stalls = SlowRanks(ranks), Stalls()
         self._are_slow: set[int] = set()
         self._next = np.zeros(len(ranks), np.int64)  # of each rank, the step that it reports next
         self._skipped = np.zeros(len(ranks), np.int64)  # so many of its steps are not compared
@@ -245,7 +251,7 @@ class _Peers:
             wall_ms=float(np.max(np.nansum(at_once[index], axis=1) + waited_ms)),
             is_quiet=bool(queued_ms < QUIET * own_ms),
         )
-        return found + self._stalls.add(
+        return found + self.stalls.add(
             reported.step, self.ranks, spent, slow=self._are_slow, is_busy=self.is_busy
         )
 
@@ -272,8 +278,8 @@ def _share_loaders(times: Floats, idle_ms: Floats, present: NDArray[np.bool_]) -
 def _verdict(found: Slow, peers: int) -> Verdict:
     its_peers = "its peer" if peers == 1 else "its peers"
     evidence = (
-        f"{_WHAT.get(found.phase, found.phase)} took {found.own_ms:.3g} ms {found.when}, on "
-        f"{its_peers} {found.peers_ms:.3g} ms"
+        f"{_WHAT.get(found.phase, found.phase)} took {_time(found.own_ms)} {found.when}, on "
+        f"{its_peers} {_time(found.peers_ms)}"
     )
     return Verdict(
         rank=found.rank,
@@ -283,3 +289,7 @@ def _verdict(found: Slow, peers: int) -> Verdict:
         evidence=evidence,
         reported_step=found.reported,
     )
+
+
+def _time(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms < 999.5 else seconds(1e-3 * ms)

@@ -24,6 +24,7 @@ from distsummary.diagnosis.verdict import (
     SLOW,
     STARTED,
     STOPPED,
+    UNEVEN,
     UNSAVED,
     Verdict,
 )
@@ -62,6 +63,7 @@ _FINDINGS = {
         "{ranks} {has} been slowed down by recording {steps}",
         "{ranks} {was} slowed down by recording {steps}",
     ),
+    UNEVEN: ("{ranks} {has} had steps of different lengths", "{ranks} had steps of different lengths"),
     STARTED: ("The run started",) * 2,
     FINISHED: ("The run finished at step {step}",) * 2,
     INTERRUPTED: ("The run was interrupted at step {step}",) * 2,

@@ -72,6 +72,7 @@ class Stalls:
         self._great: dict[tuple[int, str], deque[_Stall]] = {}  # of these, the long ones
         self._last: dict[tuple[int, str], int] = {}  # the step of the last one
         self._open: dict[tuple[int, str], Slow] = {}  # what was reported and is not over
+        self._of_open: dict[tuple[int, str], list[_Stall]] = {}  # all stalls of these
         self._slow_until: dict[int, int] = {}  # up to which of the steps a rank was slow at each
 
     def add(
@@ -90,7 +91,8 @@ class Stalls:
             ranks: all peers (W,).
             spent: what they did.
             slow: the ranks that are slow at each step: their stalls are compared with, but not reported.
-            is_busy: the ranks wait so long for processors that nothing begins with this step.
+            is_busy: the ranks wait so long for processors that only those stalls count that the host did not
+                cause.
         """
         present = ~np.isnan(spent.own[:, 0])
         if present.sum() < 2:
@@ -100,34 +102,42 @@ class Stalls:
             return []
         self._steps_ms.append(float(np.median(spent.own[present].sum(axis=1))))
         step_ms = float(np.median(self._steps_ms))
-        own, reference = self._at_this_step(spent, present, step_ms)
+        own, reference, is_sure = self._at_this_step(spent, present, step_ms)
         # What a rank stalled before it was found to be slow at each step is part of that.
         self._slow_until |= dict.fromkeys(slow, self._seen)
         found = np.argwhere((own >= reference + max(step_ms, LEAST_MS)) & (own >= FACTOR * reference))
         begun = []
         for index, phase in found.tolist():
+            if is_busy and not is_sure[index, phase]:
+                continue
             key = int(ranks[index]), PHASES[phase]
             took, peers = float(own[index, phase]), float(reference[index, phase])
             stall = _Stall(self._seen, step, took, peers, self._wall_ms)
             self._count(key, stall, is_great=stall.lost_ms >= GREAT * step_ms)
-            if key[0] not in slow and key not in self._open and not is_busy:
+            if key[0] not in slow and key not in self._open:
                 stalls = self._certain(key, ranks, self._wall_ms + spent.wall_ms)
                 begun += [self._begin(key, stalls)] if stalls else []
         self._wall_ms += spent.wall_ms
         return [*self._ended(), *begun]
 
     @staticmethod
-    def _at_this_step(spent: StepSpent, present: NDArray[np.bool_], step_ms: float) -> tuple[Floats, Floats]:
-        """What counts of the times of each rank, and what it is compared with (W, P)."""
+    def _at_this_step(
+        spent: StepSpent, present: NDArray[np.bool_], step_ms: float
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """What counts of the times of each rank, and what it is compared with (W, P).
+
+        Also whether the rank itself was blocked, on a host that is not quiet.
+        """
         usual = spent.at_once if spent.is_quiet else spent.own
         own, reference = usual, references_of(usual[present], len(present))
+        is_sure = np.zeros(usual.shape, np.bool_)
         if not spent.is_quiet and np.nanmax(spent.at_once - usual) >= LONG * step_ms:
             of_peers = references_of(spent.at_once[present], len(present))
             more = spent.at_once - of_peers
             is_sure = (more >= LONG * step_ms) & (spent.queued < QUIET * more)
             own = np.where(is_sure, spent.at_once, own)
             reference = np.where(is_sure, of_peers, reference)
-        return np.where(present[:, None], own, 0.0), np.broadcast_to(reference, own.shape)
+        return np.where(present[:, None], own, 0.0), np.broadcast_to(reference, own.shape), is_sure
 
     def _count(self, key: tuple[int, str], stall: _Stall, *, is_great: bool) -> None:
         self._last[key] = stall.step
@@ -136,6 +146,8 @@ class Stalls:
             stalls[-1] = replace(stalls[-1], number=stall.number)
             return
         stalls.append(stall)
+        if key in self._open:
+            self._of_open[key].append(stall)
         if is_great:
             self._great.setdefault(key, deque(maxlen=REMEMBERED)).append(stall)
 
@@ -184,19 +196,33 @@ class Stalls:
         return float(np.median([*others.values()]))
 
     def _begin(self, key: tuple[int, str], stalls: list[_Stall]) -> Slow:
-        rank, phase = key
-        found = self._open[key] = Slow(
-            rank=rank,
-            phase=phase,
+        self._of_open[key] = stalls
+        self._open[key] = Slow(
+            rank=key[0],
+            phase=key[1],
             since=stalls[0].step,
             reported=stalls[-1].step,
             excess=SHARE,
+            own_ms=0.0,
+            peers_ms=0.0,
+            peers_step_ms=float(np.median(self._steps_ms)),
+        )
+        return self._as_of_now(key)
+
+    def _as_of_now(self, key: tuple[int, str]) -> Slow:
+        """What was reported, with the numbers of all stalls until now."""
+        stalls = self._of_open[key]
+        return replace(
+            self._open[key],
             own_ms=float(np.mean([stall.own_ms for stall in stalls])),
             peers_ms=float(np.mean([stall.peers_ms for stall in stalls])),
-            peers_step_ms=float(np.median(self._steps_ms)),
             when=f"in {len(stalls)} of {self._seen - stalls[0].number + 1} steps",
         )
-        return found
+
+    @property
+    def lasting(self) -> list[Slow]:
+        """What was reported and is not over, with the numbers of all stalls until now."""
+        return [*map(self._as_of_now, self._open)]
 
     def _ended(self) -> list[Slow]:
         # Those by time are over when they no longer take their share, as no new one comes.
@@ -206,4 +232,7 @@ class Stalls:
             if not self._recent(key)
             and sum(one.lost_ms for one in self._great.get(key, ())) < SHARE * self._wall_ms
         ]
-        return [replace(self._open.pop(key), until=self._last[key]) for key in over]
+        ended = [replace(self._as_of_now(key), until=self._last[key]) for key in over]
+        for key in over:
+            del self._open[key], self._of_open[key]
+        return ended

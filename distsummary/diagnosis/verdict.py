@@ -14,15 +14,18 @@ NAN, DRIFT, CONFIG, SHARD, MEMORY = "nan", "drift", "config", "shard", "memory"
 STOPPED = (HANG, LOST, FAILED)  # causes for which other ranks wait until the run is ended
 DROPPED, UNSAVED = "dropped", "unsaved"  # values; a checkpoint
 LOADER, GROWTH, OVERHEAD = "loader", "growth", "overhead"  # of the data; of memory; of recording
+UNEVEN = "uneven"  # steps of different lengths, without a culprit
 STARTED, FINISHED, INTERRUPTED = "started", "finished", "interrupted"
 MESSAGE = "message"  # of the user, by `run.alert`
 ENDS = (STARTED, FINISHED, INTERRUPTED, FAILED, LOST)  # what the state of the run says, too
 FACTS = (DROPPED, UNSAVED, LOADER, GROWTH, OVERHEAD)
 OF_THE_RUN = (*ENDS, *FACTS)  # one alert for all ranks of an attempt
 NOTICES = (STARTED, FINISHED, INTERRUPTED, MESSAGE)  # causes of alerts that are no verdict on a rank
-CAUSES = (*SLOW, *STOPPED, AWAITED, NAN, DRIFT, CONFIG, SHARD, MEMORY, *FACTS, *NOTICES)
+CAUSES = (*SLOW, *STOPPED, AWAITED, UNEVEN, NAN, DRIFT, CONFIG, SHARD, MEMORY, *FACTS, *NOTICES)
 ERRORS = frozenset((*STOPPED, NAN, DRIFT, SHARD, DROPPED, UNSAVED))
-INFOS = frozenset((STARTED, FINISHED, MESSAGE))  # unless a message has a level of its own; else a warning
+INFOS = frozenset(
+    (STARTED, FINISHED, MESSAGE, UNEVEN)
+)  # unless a message has a level of its own; else a warning
 
 Interval = tuple[int, int | None]  # the first and the last step; None while it lasts
 

@@ -90,3 +90,28 @@ def test_a_rank_is_blamed_for_data_only_if_its_peers_could_go_faster(tmp_path, w
     steps = [row for step in range(1, 301) for row in waits_of(step, waiting, idle)]
     said = [(one.cause, one.rank, one.ranks) for one in verdicts(judged(tmp_path, len(waiting), steps))]
     assert said == found
+
+
+def lengths_of(step: int, longest: int, ranks: int) -> Iterator[Step]:
+    """A step in which one rank computes for 150 ms and the others, who wait for it, for 50 ms."""
+    for rank in range(ranks):
+        own = 150.0 if rank == longest else 50.0
+        yield (
+            rank,
+            step,
+            {
+                "zz_perf/own_ms": own,
+                "zz_perf/wait_ms": 150.0 - own,
+                "zz_perf/phase/forward/cpu_ms": own / 2,
+                "zz_perf/phase/backward/cpu_ms": own / 2,
+            },
+        )
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_steps_that_are_longest_on_each_rank_in_turns_are_uneven_and_no_rank_is_slow(tmp_path, ranks):
+    steps = [row for step in range(1, 301) for row in lengths_of(step, step * 7 % ranks, ranks)]
+    [found] = verdicts(judged(tmp_path, ranks, steps))
+    assert (found.cause, found.level, found.ranks) == ("uneven", "info", tuple(range(ranks)))
+    assert found.lost_s == pytest.approx(300 * 0.1 * (ranks - 1) / ranks, rel=0.05)
+    assert "in turns" in found.evidence

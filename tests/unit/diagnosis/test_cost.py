@@ -145,3 +145,24 @@ def test_a_rank_that_is_slow_for_the_same_cause_several_times_is_one_verdict() -
 def test_intervals_that_overlap_are_one() -> None:
     assert union([(5, 9), (1, 3), (9, 12), (20, None), (25, 30)]) == ((1, 3), (5, 12), (20, None))
     assert union([]) == ()
+
+
+def test_ranks_that_are_slow_for_the_same_cause_in_turns_are_one_verdict() -> None:
+    def one(rank: int, since: int, until: int | None, cause: str = "data", lost_s: float = 1.0) -> Verdict:
+        return Verdict(
+            rank=rank, cause=cause, since_step=since, until_step=until, evidence=f"rank {rank} at {since}",
+            reported_step=since, lost_s=lost_s,
+        )  # fmt: skip
+
+    turns = [one(0, 10, 30), one(1, 40, 60), one(0, 70, 90, lost_s=3.0), one(1, 100, None)]
+    [found] = joined(turns)
+    assert (found.rank, found.ranks, found.lost_s) == (0, (0, 1), 6.0)
+    assert found.evidence == "in turns (rank 0 4.0 s, rank 1 2.0 s); rank 0 at 70"
+    assert len(found.intervals) == 4
+    # once each, at the same steps, or for another cause: these are two facts
+    for others in (
+        [one(0, 10, 30), one(1, 40, 60)],
+        [one(0, 10, 60), one(1, 15, 62), one(0, 70, 90), one(1, 71, None)],
+        [one(0, 10, 30), one(1, 40, 60, "forward"), one(0, 70, 90), one(1, 100, None, "forward")],
+    ):
+        assert {(each.rank, each.ranks) for each in joined(others)} == {(0, ()), (1, ())}

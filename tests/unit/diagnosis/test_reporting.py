@@ -58,7 +58,9 @@ def test_each_cause_has_a_level():
     assert {cause for cause, level in levels.items() if level == "error"} == {
         "hang", "nan", "drift", "shard", "dropped", "unsaved", "failed", "lost",
     }  # fmt: skip
-    assert {cause for cause, level in levels.items() if level == "info"} == {"started", "finished", "message"}
+    assert {cause for cause, level in levels.items() if level == "info"} == {
+        "started", "finished", "message", "uneven",
+    }  # fmt: skip
     assert verdict("message", level="error").level == "error"
     with pytest.raises(InvalidValueError, match="level must be one of"):
         verdict("nan", level="fatal")

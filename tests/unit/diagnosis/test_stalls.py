@@ -48,6 +48,7 @@ def test_a_rank_that_stalls_at_some_steps_is_named_with_them(each: int, ranks: i
     assert begun.own_ms == pytest.approx(204, abs=5)
     assert begun.peers_ms == pytest.approx(4.4, abs=1)
     assert begun.when.startswith("in ")
+    assert ended.when.startswith(f"in {len(range(300, 1000, each))} of ")
     assert ended.until == 300 + 1 + (699 // each) * each
 
 
@@ -107,9 +108,10 @@ def test_stalls_of_a_rank_that_was_found_slow_still_count_for_its_peer(slow_from
     assert judged(times, slow=(0,), slow_from=slow_from) == []
 
 
+@pytest.mark.parametrize("is_busy", [False, True])
 @pytest.mark.parametrize(("queued", "is_found"), [(0.0, True), (20.0, True), (60.0, False)])
 def test_a_long_stall_counts_on_a_busy_host_if_its_own_phase_was_hardly_queued(
-    queued: float, is_found: bool
+    queued: float, is_found: bool, is_busy: bool
 ) -> None:
     usual = step_times(7, 700, 2, spikes=0)
     times = usual.copy()
@@ -118,7 +120,7 @@ def test_a_long_stall_counts_on_a_busy_host_if_its_own_phase_was_hardly_queued(
     found = [
         one
         for number, (row, own) in enumerate(zip(times, usual, strict=True), 1)
-        for one in judge.add(number, ranks, spent(row, own, queued), slow=(), is_busy=False)
+        for one in judge.add(number, ranks, spent(row, own, queued), slow=(), is_busy=is_busy)
     ]
     assert [(one.rank, one.phase) for one in found] == [(1, "rest")] * is_found
 
