@@ -16,7 +16,6 @@ from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.recipe import RandomDirections
 from distsummary.landscapes.engines.torch_engines import TorchRowEngine
 from distsummary.landscapes.model.torch_loan import portable
-from distsummary.landscapes.output.write import landscape_record
 from tests.frameworks.landscape_nets import engine_task
 from tests.landscape_arguments import grouped
 from tests.unit.landscapes import golden_mlp
@@ -219,53 +218,6 @@ def test_an_error_in_the_hessian_is_reported_with_its_batch() -> None:
         landscape(conv_net(), CRITERION, data, plane=Plane(size=3), directions="hessian", progress=False)
 
 
-def test_the_model_is_left_as_it_was_after_an_error_in_the_loss() -> None:
-    model = conv_net()
-    before, calls = fingerprint(model), []
-
-    def loss_fn(model: ConvNet, batch: Any) -> Any:
-        calls.append(model.head.weight.detach().clone())
-        if len(calls) == 9:
-            raise ZeroDivisionError("in the loss")
-        return CRITERION(model(batch[0]), batch[1])
-
-    with pytest.raises(LandscapeError, match="in the loss") as failed:
-        landscape(
-            model,
-            batch_loss=loss_fn,
-            batches=images(),
-            plane=Plane(size=3),
-            compute=Compute(engine="row"),
-            progress=False,
-        )
-    assert isinstance(failed.value.__cause__, ZeroDivisionError)
-    assert not torch.equal(calls[-1], model.head.weight)
-    assert fingerprint(model) == before
-
-
-def test_frozen_parameters_and_buffers_do_not_move() -> None:
-    model, seen = conv_net(), []
-
-    def loss_fn(model: ConvNet, batch: Any) -> Any:
-        fixed = [model.frozen.weight, model.frozen.bias, *model.buffers()]
-        seen.append((model.head.weight.detach().clone(), [t.detach().clone() for t in fixed]))
-        return CRITERION(model(batch[0]), batch[1])
-
-    expected = [t.detach().clone() for t in (model.frozen.weight, model.frozen.bias, *model.buffers())]
-    landscape(
-        model,
-        batch_loss=loss_fn,
-        batches=images(),
-        plane=Plane(size=3),
-        compute=Compute(engine="row"),
-        progress=False,
-    )
-    assert len(seen) == 2 * (9 + 2) + 3  # the first batch is tried three times
-    for _, fixed in seen:
-        assert all(torch.equal(one, other) for one, other in zip(fixed, expected, strict=True))
-    assert not torch.equal(seen[-1][0], model.head.weight)
-
-
 def test_training_mode_is_mindspores_and_gives_the_same_dropout_at_every_point() -> None:
     model = conv_net()
     engine = engine_for(model, images(), mode="mindspore")
@@ -309,27 +261,6 @@ def test_models_of_other_precisions(dtype: torch.dtype, tolerance: float) -> Non
     exact = np.array([[naive_float64(Mlp(), centre, axes, x, y, batches) for x in grid.x] for y in grid.y])
     np.testing.assert_allclose(grid.z, exact, rtol=tolerance)
     assert fingerprint(model) == before
-
-
-def test_wrapped_models_are_drawn_as_what_they_wrap() -> None:
-    model = Mlp()
-    plain = landscape(model, CRITERION, golden_batches(), plane=Plane(size=3), progress=False)
-    wrapped = landscape(
-        nn.DataParallel(model), CRITERION, golden_batches(), plane=Plane(size=3), progress=False
-    )
-    assert isinstance(plain, LossGrid)
-    assert isinstance(wrapped, LossGrid)
-    assert plain.z.tobytes() == wrapped.z.tobytes()
-
-
-def test_losses_that_are_not_finite_are_kept() -> None:
-    model = Mlp()
-    with torch.no_grad():
-        model.d2.weight *= 1e38
-    grid = landscape(model, CRITERION, golden_batches(), plane=Plane(size=3), progress=False)
-    assert isinstance(grid, LossGrid)
-    assert not np.isfinite(grid.z).all()
-    assert np.isfinite(landscape_record(grid).z).all()
 
 
 def test_what_cannot_be_evaluated_is_refused_by_name() -> None:

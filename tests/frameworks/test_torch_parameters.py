@@ -105,23 +105,6 @@ def test_the_documented_rule_for_a_language_model() -> None:
         )
 
 
-def test_a_checkpoint_may_list_a_tied_parameter_under_either_name_or_both(tmp_path: Path) -> None:
-    model = language()
-    full = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    assert {"head.weight", "embed.weight"} <= full.keys()
-    grids = []
-    for left_out in ("none", "head.weight", "embed.weight"):
-        path = tmp_path / f"{left_out}.safetensors"
-        write_safetensors(path, {name: a for name, a in full.items() if name != left_out})
-        grids.append(draw(language(), around=path))
-    assert grids[0].z.tobytes() == grids[1].z.tobytes() == grids[2].z.tobytes()
-    assert (
-        grids[0].z.tobytes() == draw(model).z.tobytes() == draw(model, around=model.state_dict()).z.tobytes()
-    )
-    with pytest.raises(InvalidValueError, match=r"different values for embed\.weight and head\.weight"):
-        draw(model, around={**full, "head.weight": full["head.weight"] + 1})
-
-
 @pytest.mark.parametrize("wrap", [nn.DataParallel, partial(torch.compile, backend="eager")])
 def test_a_checkpoint_of_a_wrapped_model_is_that_of_the_model(wrap: Any, tmp_path: Path) -> None:
     trained = language()
@@ -138,21 +121,6 @@ def test_a_checkpoint_of_a_wrapped_model_is_that_of_the_model(wrap: Any, tmp_pat
     along = {name: np.ones(t.shape, np.float32) for name, t in state.items() if "lora_A" in name}
     other = {name: array.cumsum(1) for name, array in along.items()}
     assert draw(language(), directions=Directions(x=along, y=other)).kind == "given"
-
-
-def test_only_the_parameters_of_a_subspace_move() -> None:
-    model, seen = language(), []
-
-    def loss_fn(model: Language, batch: Any) -> torch.Tensor:
-        seen.append({name: p.detach().clone() for name, p in model.named_parameters()})
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    landscape(
-        model, batch_loss=loss_fn, batches=batches(), plane=Plane(size=3, parameters=["lora"]), progress=False
-    )
-    changed = {name for values in seen for name, p in values.items() if not torch.equal(p, before[name])}
-    assert changed == {"lora_A.weight", "lora_B.weight"}
 
 
 def test_a_checkpoint_of_adapters_alone_is_enough_for_their_subspace() -> None:
@@ -362,12 +330,6 @@ def test_a_buffer_that_no_checkpoint_holds_may_be_sparse() -> None:
     model = Normed()
     model.register_buffer("graph", torch.eye(2).to_sparse(), persistent=False)
     assert np.isfinite(draw_normed(model).z).all()
-
-
-def test_integers_stay_in_mindspores_mode() -> None:
-    model = Normed()
-    model.register_buffer("relative_bias_index", torch.arange(4))
-    assert np.ptp(draw_normed(model, mode="mindspore").z) > 0
 
 
 def test_memory_can_be_resized_after_a_landscape_as_fsdp_does() -> None:

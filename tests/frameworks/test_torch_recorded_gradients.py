@@ -160,25 +160,6 @@ def test_that_all_parameters_are_frozen_is_said_and_nothing_is_dropped(tmp_path,
     assert caplog.text.count("all parameters of the model are frozen") == 1
 
 
-def test_gradients_that_the_optimizer_has_computed_by_a_closure(tmp_path):
-    model, seen = network(), {}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def closure():
-        optimizer.zero_grad()
-        backward(model)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        seen.update({(run.step, name): p.grad.clone() for name, p in model.named_parameters()})
-
-    with ds.init(tmp_path, watch=model, gradients=".*", collect_freq=1) as run:
-        for _ in run.steps(range(2)):
-            optimizer.step(closure)
-    found = recorded(tmp_path)
-    assert sorted(found) == sorted(seen)
-    for key, histogram in found.items():
-        assert_histogram(histogram, seen[key])
-
-
 def test_optimizers_of_parts_of_the_model_each_report_their_gradients(tmp_path):
     model = network()
     first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2]))

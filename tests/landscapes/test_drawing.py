@@ -52,14 +52,6 @@ def test_metrics_and_errors_come_with_the_loss() -> None:
     assert grid.quantities["accuracy"][at] == pytest.approx(expected)
 
 
-def test_several_data_sets_are_evaluated_in_one_pass() -> None:
-    first, second = batches()[:2], batches()[2:4]
-    grid = random_plane(batches={"train": first, "test": second})
-    assert grid.z.tobytes() == random_plane(batches=first).z.tobytes()
-    assert list(grid.quantities) == ["test/loss"]
-    assert grid.quantities["test/loss"].tobytes() == random_plane(batches=second).z.tobytes()
-
-
 def test_quantities_of_named_data_sets_have_their_names_before_them() -> None:
     first, second = batches()[:2], batches()[2:4]
     evaluation = ds.Evaluation(metrics={"accuracy": accuracy}, stderr=True)
@@ -74,15 +66,6 @@ def test_quantities_of_named_data_sets_have_their_names_before_them() -> None:
     assert grid.stderr is not None
     assert alone.stderr is not None
     assert grid.stderr.tobytes() == alone.stderr.tobytes()
-
-
-def test_streamed_data_gives_the_same_bits() -> None:
-    class Loader:
-        def __iter__(self) -> Any:
-            return iter(batches())
-
-    streamed = random_plane(batches=Loader(), evaluation=ds.Evaluation(streamed=True))
-    assert streamed.z.tobytes() == random_plane().z.tobytes()
 
 
 def test_a_loader_that_does_not_fit_is_streamed_unless_that_is_refused(

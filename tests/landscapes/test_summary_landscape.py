@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import distsummary as ds
 from distsummary import Compute, LossGrid, Plane, SummaryLandscape, landscape
 from distsummary.checkpoints.trajectory import read
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
@@ -55,10 +54,6 @@ def shown(directory: Path) -> list[str]:
     """The tags of the landscapes that MindInsight shows of a run dir."""
     values = [v for file in landscape_files(directory) for e in read_file(file) for v in e.values]
     return [v.tag for v in values if v.plugin == "landscape"]
-
-
-def test_it_is_public() -> None:
-    assert ds.SummaryLandscape is SummaryLandscape
 
 
 def test_what_the_training_asked_for_is_drawn_and_written(run_dir: RunDir) -> None:

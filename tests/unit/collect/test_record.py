@@ -179,15 +179,6 @@ def test_what_cannot_be_recorded_is_refused_at_the_call(record, writer):
     assert writer.values("scalar") == {"good": 1.0}
 
 
-def test_of_two_values_of_a_name_the_last_counts(record, writer):
-    for value in (1, 2):
-        record.add_value("scalar", "a", value)
-    record.add_value("histogram", "a", np.zeros(3))
-    record.record(1)
-    assert [value.plugin for value in writer.events[0].values] == ["scalar", "histogram"]
-    assert writer.values("scalar") == {"a": 2.0}
-
-
 def test_a_graph_may_come_inside_a_model(record, writer):
     model = anf_ir.ModelProto(ir_version=1, domain="d", model_version=2, graph=graph())
     record.add_value("graph", None, model.SerializeToString())
@@ -413,7 +404,7 @@ def test_scalars_are_refused_after_close(tmp_path):
     assert read(tmp_path) == [(1, {"a": 1.0})]
 
 
-def test_of_two_values_of_a_name_the_last_counts_however_they_came(record, writer):
+def test_of_two_values_of_a_name_the_last_counts(record, writer):
     record.add_value("scalar", "a", 1.0)
     record.add_value("scalar", "a", 2.0)
     record.add_value("histogram", "a", np.zeros(2))

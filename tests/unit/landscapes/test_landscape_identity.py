@@ -72,13 +72,16 @@ def without_source() -> Any:
     return space["loss"]
 
 
-def identity(**changes: Any) -> dict[str, str]:
-    """That of a task whose only checkpoint has the parameter w, but not `more`."""
+def planes(**changes: Any) -> dict[str, Any]:
+    """One, whose only checkpoint has the parameter w, but not `more`."""
     axis = np.linspace(-1, 1, 3)
-    recipe = RandomDirections(names=("w",), seed=7)
-    plane = PlanePlan(states=[{"w": np.ones(3)}], names=("w",), recipe=recipe, x=axis, y=axis, points=axis)
-    given = {"model": Net(), "loss_fn": mean, "batches": [(np.ones(2), 3)], "planes": [plane]}
-    return landscape_identity(Task(**(given | changes)))
+    given = {"recipe": RandomDirections(names=("w",), seed=7), "states": [{"w": np.ones(3)}], "x": axis}
+    return {"planes": [PlanePlan(names=("w",), y=axis, points=axis, **(given | changes))]}
+
+
+def identity(refine: float | None = None, **changes: Any) -> dict[str, str]:
+    given = {"model": Net(), "loss_fn": mean, "batches": [(np.ones(2), 3)]} | planes()
+    return landscape_identity(Task(**(given | changes)), refine)
 
 
 def loss(function: Any) -> dict[str, Any]:
@@ -129,6 +132,11 @@ CHANGED: dict[str, tuple[str, Any, Any]] = {
     "text": ("data", batch("a", "bc"), batch("ab", "c")),
     "attribute of a batch": ("data", batch(Loss(x=Path("a"))), batch(Loss(x=Path("b")))),
     "order": ("data", batch({"x": 1, "y": 2}), batch({"x": 2, "y": 1})),
+    "mode": ("mode", {}, {"mode": "mindspore"}),
+    "points": ("points", planes(), planes(x=np.linspace(-2, 2, 3))),
+    "directions": ("directions", planes(), planes(recipe=RandomDirections(names=("w",), seed=8))),
+    "checkpoints": ("checkpoints", planes(), planes(states=[{"w": np.zeros(3)}])),
+    "refine": ("refine", {}, {"refine": 0.01}),
 }  # fmt: skip
 SAME: dict[str, tuple[Any, Any]] = {
     "equal objects": (loss(Loss(k=[1, (2, 3)])), loss(Loss(k=[1, (2, 3)]))),
