@@ -13,6 +13,7 @@ from distsummary.view.reduce import Array, spread
 _RANKS = 64  # of more ranks: those that are named or take longest, then others
 _WORST, _OTHERS = 20, 100  # steps: those at which a rank stands out most, and evenly spread ones
 _CELLS = 60_000  # steps times ranks of each phase
+_CHUNK = 1 << 21  # values that are looked at together
 _MEASURED = ("cpu_ms", "blocked_ms", "queue_ms")
 
 
@@ -31,14 +32,13 @@ class Anatomy:
         self.wanted = [tag for tag in tags if tag.startswith(PHASE_TAGS) and tag.endswith(_MEASURED)]
         if not self.wanted:
             self.wanted = [tag for tag in (OWN_MS, WAIT_MS) if tag in tags]
-        with np.errstate(invalid="ignore"):
-            above = np.nan_to_num(own.values - middle[:, None], posinf=0.0, neginf=0.0)
-        dearest = np.argsort(-above.sum(axis=0), kind="stable")
+        of_ranks, of_steps = _above(own.values, middle)
+        dearest = np.argsort(-of_ranks, kind="stable")
         order = [*dict.fromkeys([*named, *own.ranks[dearest].tolist()])]
         self._ranks = np.array([rank for rank in order if rank in set(own.ranks.tolist())][:_RANKS], np.int32)
         most = max(1, _CELLS // self._ranks.size)
         nearest = np.clip(np.searchsorted(own.steps, np.array(steps, np.int64)), 0, own.steps.size - 1)
-        worst = np.argsort(-above.max(axis=1), kind="stable")[:_WORST]
+        worst = np.argsort(-of_steps, kind="stable")[:_WORST]
         chosen = [*nearest.tolist(), *worst.tolist(), *spread(own.steps.size, _OTHERS)]
         places = sorted([*dict.fromkeys(chosen)][:most])
         self._steps: Array = own.steps[places]
@@ -64,3 +64,19 @@ class Anatomy:
         if not phases:
             return None
         return {"steps": small(self._steps), "ranks": self._ranks, "phases": phases}
+
+
+def _above(values: Array, middle: Array) -> tuple[Array, Array]:
+    """How far each rank is above the middle in all (R,), and the farthest rank at each step (S,).
+
+    Block by block, since the values of 1,000 ranks take hundreds of MB.
+    """
+    of_ranks, of_steps = np.zeros(values.shape[1]), np.zeros(values.shape[0])
+    each = max(1, _CHUNK // max(1, values.shape[1]))
+    for start in range(0, values.shape[0], each):
+        rows = slice(start, start + each)
+        with np.errstate(invalid="ignore"):
+            above = np.nan_to_num(values[rows] - middle[rows, None], posinf=0.0, neginf=0.0)
+        of_ranks += above.sum(axis=0)
+        of_steps[rows] = above.max(axis=1)
+    return of_ranks, of_steps

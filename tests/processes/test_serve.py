@@ -25,7 +25,7 @@ sys.exit(main(["serve", *sys.argv[2:]]))
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_it_prints_its_url_answers_and_ends_when_it_is_reported_to(tmp_path, number, code):
     record(tmp_path / "runs/one")
-    for name in ("page.js", "page.css"):
+    for name in ("page.js", "graph.js", "page.css"):
         (tmp_path / name).write_text("\n")
     command = [sys.executable, "-c", COMMAND, tmp_path, tmp_path / "runs", "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
