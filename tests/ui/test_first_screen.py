@@ -68,7 +68,8 @@ def test_the_evidence_opens_the_ranks_at_the_step_with_its_phases(opened, prepar
     page.get_by_role("link", name="the evidence").click()
     assert page.locator("main").get_attribute("data-route") == "ranks"
     rows = page.locator(".anatomy .bar-row")
-    assert rows.first.get_attribute("aria-label").startswith("rank 2: data 6 ms, forward 53")
+    assert rows.first.get_by_role("button").inner_text() == "rank 2"
+    assert rows.first.get_by_role("img").get_attribute("aria-label").startswith("data 6 ms, forward 53")
     table = page.locator(".phases")
     assert table.locator("tr", has_text="forward").locator("td").last.inner_text().startswith("+34")
     canvas = page.locator(".heat canvas")

@@ -221,7 +221,7 @@ def test_a_landscape_has_contours_the_path_and_both_losses(show):
 def test_a_graph_is_drawn_searched_and_opened(show):
     page = show("graph.html", hash="#model?tab=graph")
     page.get_by_role("button", name="open encoder").click()
-    assert page.get_by_role("button", name="encoder/linear, Linear").count() == 1
+    assert page.get_by_role("button", name="encoder/linear Linear").count() == 1
     page.get_by_label("search the graph").fill("norm")
     assert page.locator("g.found").count() == 1
     assert show("4.html").locator("script", has_text="distsummaryLayout=").count() == 0

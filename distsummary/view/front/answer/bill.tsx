@@ -39,7 +39,7 @@ export function Bill() {
   const shown = parts.filter((one) => one.seconds >= LEAST * bill.wall_s)
   return (
     <section class="card bill" aria-label="where the time went">
-      <h3>{`where ${lasting(bill.wall_s)} went${bill.goodput == null ? "" : ": goodput "}`}{bill.goodput != null && <b>{percent(bill.goodput)}</b>}</h3>
+      <h2>{`where ${lasting(bill.wall_s)} went${bill.goodput == null ? "" : ": goodput "}`}{bill.goodput != null && <b>{percent(bill.goodput)}</b>}</h2>
       <div class="bar" role="img" aria-label={shown.map((one) => `${nameOf(one)} ${percent(one.seconds / bill.wall_s)}`).join(", ")}>
         {parts.map((one, at) => <i key={at} title={`${nameOf(one)}: ${lasting(one.seconds)}`} style={{ flexGrow: one.seconds, background: `var(${colorOf(one, culprit.value)})` }} />)}
       </div>

@@ -96,7 +96,7 @@ export function Metrics() {
         {pinned.length > 0 && <><h2>Pinned</h2><div class="grid">{pinned.map(card)}</div></>}
         <div class="grid">{there.slice(0, most).map(card)}</div>
         {there.length > most && <button class="more" onClick={() => show(most + FIRST)}>{`show ${whole(Math.min(FIRST, there.length - most))} more of ${whole(there.length - most)}`}</button>}
-        {absent.length > 0 && <section class="card absent"><h3>{`${counted(absent.length, "tag")} not in this file`}</h3><p class="quiet">distsummary report --tag TAG makes one that has it; distsummary serve shows all of them.</p>
+        {absent.length > 0 && <section class="card absent"><h2>{`${counted(absent.length, "tag")} not in this file`}</h2><p class="quiet">distsummary report --tag TAG makes one that has it; distsummary serve shows all of them.</p>
           <ul>{absent.slice(0, 200).map((tag) => <li key={tag}>{tag}</li>)}</ul>{absent.length > 200 && <p class="quiet">{`and ${whole(absent.length - 200)} more`}</p>}</section>}
         {found.length === 0 && <p class="card quiet">{`No tag has “${search.value || group.value}” in its name; ${counted(tags.length, "tag")} were recorded.`}</p>}
       </div>

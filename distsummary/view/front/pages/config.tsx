@@ -15,10 +15,10 @@ const readable = (value: unknown): string =>
 
 function Facts({ title, entries }: { title: string; entries: [string, unknown][] }) {
   if (!entries.length) return null
-  return <section class="card facts"><h3>{title}</h3><table><tbody>{entries.map(([name, value]) => <tr key={name}><th scope="row">{name}</th><td>{readable(value)}</td></tr>)}</tbody></table></section>
+  return <section class="card facts"><h2>{title}</h2><table><tbody>{entries.map(([name, value]) => <tr key={name}><th scope="row">{name}</th><td>{readable(value)}</td></tr>)}</tbody></table></section>
 }
 
-const Notice = ({ title, children }: { title: string; children: ComponentChildren }) => <section class="card warning"><h3>{title}</h3>{children}</section>
+const Notice = ({ title, children }: { title: string; children: ComponentChildren }) => <section class="card warning"><h2>{title}</h2>{children}</section>
 
 function Health() {
   const rows = data.value.overview.health
@@ -26,7 +26,7 @@ function Health() {
   const isBad = (row: (typeof rows)[number]) => !GOOD.includes(row.state) || row.dropped > 0 || Boolean(row.error)
   const sorted = [...rows].sort((a, b) => Number(isBad(b)) - Number(isBad(a)))
   return (
-    <section class="card"><h3>Ranks</h3><div class="scroll" tabIndex={0}><table class="ranks"><thead><tr>{["rank", "attempt", "state", "last step", "values dropped", "host", "error"].map((name) => <th key={name} scope="col" class={["rank", "attempt", "last step", "values dropped"].includes(name) ? "number" : ""}>{name}</th>)}</tr></thead>
+    <section class="card"><h2>Ranks</h2><div class="scroll" tabIndex={0}><table class="ranks"><thead><tr>{["rank", "attempt", "state", "last step", "values dropped", "host", "error"].map((name) => <th key={name} scope="col" class={["rank", "attempt", "last step", "values dropped"].includes(name) ? "number" : ""}>{name}</th>)}</tr></thead>
       <tbody>{sorted.slice(0, ROWS).map((row) => <tr key={`${row.rank} ${row.attempt}`} class={isBad(row) ? "odd" : ""}>
         <td class="number">{whole(row.rank)}</td><td class="number">{whole(row.attempt)}</td><td>{row.state}</td><td class="number">{row.step < 0 ? "-" : whole(row.step)}</td>
         <td class="number">{row.dropped < 0 ? "-" : whole(row.dropped)}</td><td>{row.host}</td><td>{row.error}</td></tr>)}</tbody></table></div>

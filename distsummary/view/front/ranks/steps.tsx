@@ -45,14 +45,13 @@ export function Steps({ anatomy, step }: { anatomy: Anatomy; step: number }) {
         <figcaption><b class="tag">{`step ${whole(anatomy.steps[at])}`}</b><span class="quiet">{`${milliseconds(longest)}; where each rank spent it${anatomy.steps[at] === step ? "" : `; the measured step nearest to ${whole(step)}`}`}</span>
           <span class="end"><button aria-label="the measured step before" onClick={() => go(-1)}>‹</button><button aria-label="the measured step after" onClick={() => go(1)}>›</button></span></figcaption>
         {shown.map((place) => (
-          <button key={place} class="bar-row" aria-pressed={place === first} onClick={() => put({ rank: anatomy.ranks[place], step: anatomy.steps[at] })}
-            aria-label={`rank ${anatomy.ranks[place]}: ${phases.map((one) => `${NAMES[one] ?? one} ${milliseconds(of(one, place))}`).join(", ")}`}>
-            <span class={anatomy.ranks[place] === culprit.value ? "culprit" : ""}>{`rank ${anatomy.ranks[place]}`}</span>
-            <span class="track">{phases.map((phase) => {
+          <div key={place} class="bar-row" onClick={() => put({ rank: anatomy.ranks[place], step: anatomy.steps[at] })}>
+            <button aria-pressed={place === first} class={anatomy.ranks[place] === culprit.value ? "culprit" : ""}>{`rank ${anatomy.ranks[place]}`}</button>
+            <span class="track" role="img" aria-label={phases.map((one) => `${NAMES[one] ?? one} ${milliseconds(of(one, place))}`).join(", ")}>{phases.map((phase) => {
               const part = of(phase, place) / longest
               return part > 0 ? <i key={phase} style={{ width: `${100 * part}%`, background: `var(${PHASE_COLORS[phase]})` }} class={phase}>{part > 0.06 ? milliseconds(of(phase, place)).replace(" ms", "") : ""}</i> : null
             })}</span>
-          </button>
+          </div>
         ))}
         <p class="legend">{phases.map((phase) => <span key={phase}><i class="box" style={{ background: `var(${PHASE_COLORS[phase]})` }} />{NAMES[phase] ?? phase}</span>)}
           {count > ROWS && <span>{`the ${ROWS} that worked longest of ${counted(count, "rank")}`}</span>}<span>times in ms</span></p>

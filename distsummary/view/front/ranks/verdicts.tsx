@@ -22,7 +22,7 @@ export function Verdicts() {
     <section class="card"><div class="scroll" tabIndex={0}><table class="verdicts">
       <thead><tr>{["rank", "cause", "steps", "cost", "evidence"].map((name) => <th key={name} scope="col" class={name === "cost" ? "number" : ""}>{name}</th>)}</tr></thead>
       <tbody>{found.slice(0, ROWS).map((one, at) => <tr key={at} class="choose" onClick={() => show(one)}>
-        <td><button class="link" aria-label={`show finding ${at + 1}`}>{ofRanks(one)}</button></td><td><b class={one.level === "error" ? "bad" : "slow"}>{one.cause}</b></td><td>{stepsSaid(one)}</td>
+        <td><button class="link">{ofRanks(one)}</button></td><td><b class={one.level === "error" ? "bad" : "slow"}>{one.cause}</b></td><td>{stepsSaid(one)}</td>
         <td class="number">{one.lost_s >= 0.05 ? lasting(one.lost_s) : "-"}</td><td><span class="evidence" title={one.evidence}>{one.evidence}</span></td></tr>)}</tbody></table></div>
       {found.length > ROWS && <p class="quiet">{`and ${whole(found.length - ROWS)} more: distsummary why`}</p>}
     </section>
