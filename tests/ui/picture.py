@@ -9,7 +9,7 @@ import sys
 from io import BytesIO
 from pathlib import Path
 
-WIDTH, LEAST, MOST = 1200, 300, 1000
+WIDTH, LEAST, MOST, PART = 1200, 300, 1000, 560
 
 
 def main(page: Path, picture: Path, hash: str = "") -> None:
@@ -25,7 +25,10 @@ def main(page: Path, picture: Path, hash: str = "") -> None:
         bottom = shown.evaluate("document.querySelector('main').getBoundingClientRect().bottom")
         shown.set_viewport_size({"width": WIDTH, "height": int(max(LEAST, min(MOST, bottom)))})
         shown.wait_for_timeout(800)
-        taken = shown.screenshot()
+        # Of another page than the first, what it shows is enough, without its frame.
+        box = shown.locator("main").bounding_box()
+        part = {**box, "height": min(box["height"], PART)}
+        taken = shown.screenshot(clip=part) if hash else shown.screenshot()
         browser.close()
     image = Image.open(BytesIO(taken)).convert("RGB")
     image.quantize(256, dither=Image.Dither.NONE).save(picture, optimize=True)

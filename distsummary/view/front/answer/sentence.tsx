@@ -4,7 +4,7 @@ import { useState } from "preact/hooks"
 import { counted, lasting, whole } from "../base/format"
 import { linkTo } from "../base/hash"
 import { Markdown } from "../base/markdown"
-import { data } from "../base/store"
+import { data, lasted } from "../base/store"
 import type { Verdict } from "../base/types"
 
 const LEAST_S = 0.05 // a cost below it is not given
@@ -15,7 +15,7 @@ export function Sentence() {
   const { answer, overview } = data.value
   const [shown, show] = useState("") // the cause whose page is open
   const [first, ...others] = overview.verdicts
-  const cost = first && first.lost_s >= LEAST_S ? ` It cost ${lasting(first.lost_s)}${overview.lasted_s ? ` of ${lasting(Math.max(overview.lasted_s, first.lost_s))}` : ""}.` : ""
+  const cost = first && first.lost_s >= LEAST_S ? ` It cost ${lasting(first.lost_s)}${lasted.value ? ` of ${lasting(Math.max(lasted.value, first.lost_s))}` : ""}.` : ""
   const guide = first && answer.guides[first.cause]
   const toggle = (cause: string) => show(shown === cause ? "" : cause)
   const isSpecial = first && ["hang", "lost", "failed"].includes(first.cause)

@@ -12,6 +12,8 @@ export const theme = signal(0) // another number when the colours are others
 
 export const axis = computed(() => makeAxis(data.value.marks, axisKind.value))
 export const isAlone = computed(() => data.value.overview.ranks.length <= 1)
+// How long the run took so far: as its bill has it, so that costs are a part of the same whole.
+export const lasted = computed(() => data.value.cost?.wall_s || data.value.overview.lasted_s)
 // The rank that holds up or broke the run, which has one colour on all pages.
 export const culprit = computed(() => data.value.overview.verdicts[0]?.rank ?? null)
 

@@ -11,7 +11,9 @@ export function treeOf(tags: string[], prefix = ""): Branch[] {
   for (const tag of tags) {
     const rest = tag.slice(prefix.length)
     const name = rest.includes("/") ? rest.slice(0, rest.indexOf("/") + 1) : ""
-    found.set(name, [...(found.get(name) ?? []), tag])
+    const own = found.get(name)
+    if (own) own.push(tag)
+    else found.set(name, [tag])
   }
   return [...found].sort(([a], [b]) => Number(isOwn(a)) - Number(isOwn(b)) || Number(a !== "") - Number(b !== "")).map(([name, own]) => ({
     name: name || "at the top", prefix: prefix + name, tags: own, isOwn: isOwn(prefix + name),

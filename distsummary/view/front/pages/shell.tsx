@@ -4,7 +4,7 @@ import type { ComponentType } from "preact"
 import { counted, lasting, moment, whole } from "../base/format"
 import { isPaused } from "../base/follow"
 import { linkTo, route, type Route } from "../base/hash"
-import { changeTheme, data, said } from "../base/store"
+import { changeTheme, data, lasted, said } from "../base/store"
 import { isServed } from "../base/source"
 import { Answer } from "../answer/answer"
 import { Metrics } from "../metrics/metrics"
@@ -51,11 +51,11 @@ export function Badge() {
 
 function Header() {
   const { overview } = data.value
-  const { ranks, world_size: world, steps, lasted_s: lasted, started } = overview
+  const { ranks, world_size: world, steps, started } = overview
   const facts = [
     ranks.length === world ? counted(world, "rank") : `${whole(ranks.length)} of ${counted(world, "rank")}`,
     steps ? (steps[0] <= 1 ? counted(steps[1], "step") : `steps ${whole(steps[0])} to ${whole(steps[1])}`) : "",
-    lasted != null ? lasting(lasted) : "", started ? moment(started).slice(0, 16) : "",
+    lasted.value ? lasting(lasted.value) : "", started ? moment(started).slice(0, 16) : "",
   ]
   return (
     <header>
