@@ -79,7 +79,8 @@ def page(
     Args:
         run: the run.
         ranks: those that have lines of their own in any case; a run of up to 16 ranks has lines of all.
-        tags: the scalars to show; None: all, the first `MAX_TAGS` of them by interest.
+        tags: the scalars whose curves are there, besides those of the first screen; None: all, the first
+            `MAX_TAGS` of them by interest.
         others: runs to show next to it, see `comparison`.
 
     Raises InvalidValueError for a rank or a tag that is not there, and for others that cannot be compared;
@@ -97,8 +98,8 @@ def _page(
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
     verdicts = verdicts_with_end(run)
-    tags = _known(run, tags)
-    shown = _shown(tags, {row["cause"] for row in verdicts})
+    shown = _shown(_known(run, tags), {row["cause"] for row in verdicts})
+    tags = _known(run, None)
     compared = comparison(run, others, shown, width=WIDTH)
     # The ranks that a verdict names have lines of their own as well.
     named = [*dict.fromkeys([*(int(row["rank"]) for row in verdicts), *ranks])]

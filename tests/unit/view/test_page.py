@@ -180,9 +180,10 @@ def test_of_many_ranks_those_with_lines_are_named_extreme_or_asked_for(tmp_path)
 def test_a_run_of_one_rank_has_lines_and_no_band_or_heat_maps(tmp_path):
     record(tmp_path)
     found = page(ds.open_run(tmp_path), tags=["lr"])
-    [curve] = found["curves"]
+    curve, of_first_screen = found["curves"]
     assert (curve["band"], curve["median"], found["maps"]) == (None, None, [])
     assert curve["lines"][0]["values"].tolist() == [0.5] * 5
+    assert of_first_screen["tag"] == "loss"
 
 
 def test_the_steps_begin_with_the_curves_and_of_the_phases_those_that_verdicts_name_come_first(tmp_path):

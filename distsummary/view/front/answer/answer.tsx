@@ -1,7 +1,7 @@
 // The first screen: the sentence, three numbers and the bill, and the proof on one axis.
 
 import { useMemo } from "preact/hooks"
-import { withUnit } from "../base/format"
+import { counted, withUnit } from "../base/format"
 import { go, linkTo } from "../base/hash"
 import { AxisChoice } from "../charts/axis_choice"
 import { CurveCard, Legend } from "../charts/card"
@@ -72,7 +72,7 @@ export function Answer() {
       </div>
       {map && <figure class="card">
         <figcaption><b class="tag">{`${map.title.toLowerCase()} of each rank against ${overview.ranks.length === 2 ? "the other" : "the median"}`}</b><Scale map={map} />
-          <a class="end" href={linkTo("ranks")}>{map.rows > ROWS ? `all ${overview.ranks.length} ranks` : "step by step"}</a></figcaption>
+          <a class="end" href={linkTo("ranks")}>{map.rows > ROWS ? `all ${counted(overview.ranks.length, "rank")}` : "step by step"}</a></figcaption>
         <Heat map={map} most={ROWS} onChoose={(step, rank) => go("ranks", { step: `${step}`, ...(rank == null ? {} : { rank: `${rank}` }) })} />
       </figure>}
       {!curves.length && !others.length && <p class="card quiet">No number was recorded; what else there is has pages of its own.</p>}

@@ -2,7 +2,7 @@
 
 import { effect } from "@preact/signals"
 import { useEffect, useRef, useState } from "preact/hooks"
-import { counted, ranges, tickDistance, whole, withUnit } from "../base/format"
+import { counted, tickDistance, whole, withUnit } from "../base/format"
 import { putZoom, zoom } from "../base/hash"
 import { axis, css, culprit, data, hovered, theme } from "../base/store"
 import type { RankMap } from "../base/types"
@@ -195,7 +195,7 @@ function draw(canvas: HTMLCanvasElement, { map, rows, rowHeight, width, height, 
 export function Scale({ map }: { map: RankMap }) {
   return (
     <span class="scale">
-      <i /> {`scale −${SCALE} % … +${SCALE} %${map.is_of_step ? " of a step's own time" : ""}, worst first${map.others.length ? `; ${ranges(map.others)} share a row` : ""}`}
+      <i /> {`scale −${SCALE} % … +${SCALE} %${map.is_of_step ? " of a step's own time" : ""}, worst first${map.others.length ? `; the other ${whole(map.others.length)} share the last row` : ""}`}
     </span>
   )
 }
