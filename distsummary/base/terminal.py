@@ -24,6 +24,12 @@ WINDOW_S = 10.0
 SETTLED_S = 3.0  # without an estimate at the beginning, when the speed says little
 LEAST_SHARE, LATEST_S = 0.05, 30.0  # nor before this share is done, but after this time in any case
 STEADY_S = 3.0  # a change of the speed enters the estimate within about this time
+_COLOURS = (0, 31, 33, 32)  # of a terminal: none, red, yellow, green
+_STATES = re.compile(  # what is broken, what is odd and what is well; no part of a path or a name
+    r"(?<![\w/.=-])(?:(failed|lost|dead|stuck|hangs|hung|errors?|not finite|NaN)"
+    r"|(held up|behind|interrupted|incomplete|superseded|missing|unreadable|warnings?)"
+    r"|(running|finished|fine))(?![\w/=-]|\.\w)"
+)
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
@@ -183,7 +189,14 @@ def cleaned(text: str) -> str:
 def printed(text: str, *, file: TextIO | None = None) -> None:
     """Print cleaned lines on stdout or `file`; no progress is shown while `less` keeps it waiting."""
     with pausing_progress():
-        print(cleaned(text), file=file, flush=file is not None)
+        print(painted(cleaned(text), file or sys.stdout), file=file, flush=file is not None)
+
+
+def painted(text: str, stream: TextIO) -> str:
+    """The text, its words for good and bad states in colours if the stream is a terminal (no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
+        return text
+    return _STATES.sub(lambda found: f"\x1b[{_COLOURS[found.lastindex or 0]}m{found[0]}\x1b[0m", text)
 
 
 def announced(text: str) -> None:

@@ -1,14 +1,16 @@
 """`distsummary why`: the verdicts on a run's ranks, in words and as JSON."""
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distsummary.aggregate.judging import judged_files
-from distsummary.base.columns import cut, paragraph, printable
+from distsummary.base.columns import cut, numbered, paragraph, printable
 from distsummary.diagnosis.alerts import all_hangs, with_reported
 from distsummary.diagnosis.ends import unreported_end
-from distsummary.diagnosis.sentence import sentence, weight
-from distsummary.diagnosis.verdict import NOTICES, Verdict
+from distsummary.diagnosis.sentence import named_ranks, sentence, weight
+from distsummary.diagnosis.verdict import LEVELS, NOTICES, Verdict
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import is_over
 from distsummary.runs.guides import page_of
@@ -68,6 +70,8 @@ def text_of(found: Findings, *, width: int) -> str:
         ended = attempt != last or (newest is not None and is_over(newest))
         text = sentence(verdict, is_over=ended, of_s=lasted_s.get(attempt))
         said.append(printable(text if attempt == last else f"In attempt {attempt}: {text}"))
+    if len(said) > 1:
+        lines += paragraph(_summary([verdict for _, verdict in found.verdicts]), width)
     if said:
         lines += paragraph(said[0], width)
         cause = found.verdicts[0][1].cause
@@ -86,3 +90,11 @@ def text_of(found: Findings, *, width: int) -> str:
     if found.apart:
         lines += paragraph(found.apart, width)
     return "\n".join(lines)
+
+
+def _summary(verdicts: Sequence[Verdict]) -> str:
+    """How many findings there are, of which levels, and on which ranks."""
+    levels = Counter(verdict.level for verdict in verdicts)
+    kinds = ", ".join(numbered(levels[level], level) for level in reversed(LEVELS) if levels[level])
+    ranks = {rank for verdict in verdicts for rank in (verdict.ranks or (verdict.rank,))}
+    return f"{numbered(len(verdicts), 'finding')} on {named_ranks(ranks)}: {kinds}."

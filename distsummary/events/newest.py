@@ -5,10 +5,12 @@ from pathlib import Path
 
 from distsummary.events.reader import Damage, ReadEvent, read_file
 from distsummary.events.segments import segments
+from distsummary.format.own_tags import LOSS_TAG
 from distsummary.format.records import DIALECTS
 
 TAIL_BYTES = 1 << 16
 LONG_TAIL_BYTES = 1 << 23  # for values that large histograms and images may lie behind
+LOSSES = ("loss", "train/loss", LOSS_TAG)  # tags of the loss, the first that is there
 MAX_FILES = 16  # of each dialect that are looked into
 
 
@@ -68,6 +70,18 @@ def scalars_of(events: Iterable[ReadEvent], tags: Collection[str]) -> dict[str, 
         for value in event.values
         if value.plugin == "scalar" and value.tag in tags
     }
+
+
+def newest_loss(*places: Path) -> float | None:
+    """The newest loss in the first of some directories that has one.
+
+    It is that of the newest events or, if these are of an evaluation alone, of earlier ones. Raises
+    DamagedFileError, OSError.
+    """
+    found = scalars_of(next(filter(None, map(newest_events, places)), []), LOSSES)
+    for place in places:
+        found = found or newest_scalars(place, LOSSES)
+    return next((found[tag] for tag in LOSSES if tag in found), None)
 
 
 def _newest_files(directory: Path) -> Iterator[Path]:

@@ -55,6 +55,7 @@ class RankState:
             fsck, or its file cannot be read).
         step, phase, step_s: the newest step, what the process did, and seconds a step, by its last heartbeat;
             the step is None if there was no heartbeat.
+        total: how many steps the training will have; None if unknown.
         own_ms, wait_ms: milliseconds a step that it worked by itself and that it waited for others, likewise;
             None if they were not measured.
         last_seen_s: seconds since the rank last reported anything.
@@ -74,6 +75,7 @@ class RankState:
     step: int | None = None
     phase: str = ""
     step_s: float = 0.0
+    total: int | None = None
     own_ms: float | None = None
     wait_ms: float | None = None
     last_seen_s: float = 0.0
@@ -298,6 +300,7 @@ def _rank(
         step=beat.get("step"),
         phase=str(beat.get("phase", "")),
         step_s=float(beat.get("step_s") or 0.0),
+        total=beat.get("total"),
         own_ms=beat.get("own_ms"),
         wait_ms=beat.get("wait_ms"),
         last_seen_s=last_seen_s,

@@ -11,10 +11,8 @@ import numpy as np
 from distsummary.base.columns import UNLIMITED, aligned, numbered, paragraph, printable, shortened
 from distsummary.base.terminal import duration
 from distsummary.errors import DistSummaryError, MissingFileError
-from distsummary.events.newest import newest_events, newest_scalars, scalars_of
-from distsummary.events.reader import ReadEvent
+from distsummary.events.newest import newest_events, newest_loss
 from distsummary.events.segments import all_event_files, stamp_of
-from distsummary.format.own_tags import LOSS_TAG
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
 from distsummary.runs.status import Status, read_status
@@ -22,7 +20,6 @@ from distsummary.runs.status_text import behind_ranks, causes, findings_of, stuc
 from distsummary.runs.table import Table, table_of
 
 DEPTH = 8  # directories below the given one that are looked into
-LOSSES = ("loss", "train/loss", LOSS_TAG)  # tags of the loss, the first that is there
 _INSIDE = ("ckpt_dir", "landscape", "eval")  # directories of a run that hold no runs
 LEAST = 12  # characters of a path that are shown
 NOTE_LINES = 2
@@ -174,7 +171,7 @@ def _run(name: str, place: Path) -> RunRow:
     first = RunDir(place).rank_dirs().get(0, place)
     events = newest_events(place) or newest_events(first)
     step = max((event.step for event in events), default=0) or None
-    return row_of(name, status, step=step, loss=_loss(events, place, first))
+    return row_of(name, status, step=step, loss=status.loss)
 
 
 def row_of(name: str, status: Status, *, step: int | None, loss: float | None) -> RunRow:
@@ -217,7 +214,7 @@ def _records(name: str, place: Path) -> RunRow:
     """Event files without a run.json, as a SummaryRecord writes them."""
     files = all_event_files(place)
     events = newest_events(place)
-    loss = _loss(events, place)
+    loss = newest_loss(place)
     started = float(min(stamp_of(file.name) or 0 for file in files))
     ends = [event.wall_time for event in events] or [file.stat().st_mtime for file in files]
     lasted_s = max(0.0, max(ends) - started)
@@ -229,11 +226,3 @@ def _records(name: str, place: Path) -> RunRow:
         lasted_s=lasted_s,
         loss=loss,
     )
-
-
-def _loss(events: Sequence[ReadEvent], *places: Path) -> float | None:
-    """The newest loss: of the newest events or, if these are of an evaluation alone, of earlier ones."""
-    found = scalars_of(events, LOSSES)
-    for place in places:
-        found = found or newest_scalars(place, LOSSES)
-    return next((found[tag] for tag in LOSSES if tag in found), None)

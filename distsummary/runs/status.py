@@ -37,6 +37,7 @@ class Status:
     the run has one rank or nothing is merged. `stuck`: the ranks for which others wait, or that stand still.
     `findings`: what is wrong with the newest attempt, see `open_findings`. `earlier`: how many findings there
     are of other attempts; `distsummary why` has them.
+    `loss`: the newest one in the merged run or, before it is merged, in the files of rank 0.
     `unmerged`: ranks that have recorded more than the merged run has of them -> their last merged step.
     """
 
@@ -46,6 +47,7 @@ class Status:
     stuck: tuple[Verdict, ...] = ()
     findings: tuple[Verdict, ...] = ()
     earlier: int = 0
+    loss: float | None = None
     unmerged: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -79,6 +81,21 @@ class Status:
     def exit_code(self) -> int:
         """0 if the run is healthy, else 1."""
         return 0 if self.is_healthy else 1
+
+    @property
+    def total(self) -> int | None:
+        """How many steps the training will have; None if no rank knows."""
+        ranks = self.run.newest.ranks if self.run.newest else ()
+        return max((rank.total for rank in ranks if rank.total), default=None)
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds that the steps still to be made take at the ranks' pace; None if that is unknown."""
+        ranks = self.run.newest.ranks if self.run.newest else ()
+        paces = [rank.step_s for rank in ranks if rank.state == "running" and rank.step_s]
+        if not paces or not self.total or self.stuck:
+            return None
+        return max(0, self.total - (self.step or 0)) * statistics.median(paces)
 
     @property
     def step(self) -> int | None:
@@ -132,8 +149,23 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         stuck=tuple(one for one in stuck if one.cause != AWAITED),
         findings=tuple(findings),
         earlier=earlier,
+        loss=_loss(run_dir, run.newest),
         unmerged=unmerged,
     )
+
+
+def _loss(run_dir: RunDir, newest: AttemptState | None) -> float | None:
+    """See `Status.loss`."""
+    # Imported here, as it loads NumPy, which a running rank does not need.
+    from distsummary.events.newest import newest_loss
+
+    if newest is None:
+        return None
+    try:
+        return newest_loss(run_dir.base, *filter(None, [run_dir.rank_dirs().get(0)]))
+    except (DistSummaryError, OSError):
+        # `distsummary fsck` names what cannot be read.
+        return None
 
 
 def newest_step(attempt: AttemptState | None) -> int | None:

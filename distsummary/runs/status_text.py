@@ -85,12 +85,23 @@ def _head(status: Status, width: int) -> list[str]:
         role = "" if newest.role == "train" else f" of role {newest.role}"
         parts.append(f"attempt {newest.attempt}{role}")
         parts.append(numbered(newest.world_size, "rank"))
-        if status.step is not None:
-            parts.append(f"step {status.step:,}")
+        parts += progress(status)
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(newest.started))
         parts.append(f"began {began} ({duration(max(0.0, status.now - newest.started))} ago)")
     path, facts = f"{printable(str(run.path))}:", ", ".join(parts)
     return [f"{path} {facts}"] if len(path) + 1 + len(facts) <= width else [path, f"  {facts}"]
+
+
+def progress(status: Status) -> list[str]:
+    """How far the training is, as far as that is known: step 399 of 1,200; 12 min left; loss 0.123."""
+    said = []
+    if status.step is not None:
+        said.append(f"step {status.step:,}" + (f" of {status.total:,}" if status.total else ""))
+    if status.left_s is not None and status.run.state == "running":
+        said.append(f"{duration(status.left_s)} left")
+    if status.loss is not None:
+        said.append(f"loss {status.loss:.4g}")
+    return said
 
 
 def as_json(status: Status) -> dict[str, Any]:
@@ -106,6 +117,9 @@ def as_json(status: Status) -> dict[str, Any]:
         "level": status.level,
         "findings": [verdict.as_json() for verdict in status.findings],
         "step": status.step,
+        "total": status.total,
+        "left_s": status.left_s,
+        "loss": status.loss,
         "merged_step": status.merged_step,
         "merged_ranks": status.merged.ranks if status.merged else None,
         "stuck": [verdict.as_json() for verdict in status.stuck],

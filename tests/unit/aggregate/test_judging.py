@@ -100,6 +100,7 @@ def test_why_names_them_in_words_and_as_json_and_exits_with_1(four, capsys):
     assert main(["why", str(four.run_dir.base)]) == 1
     text = capsys.readouterr().out
     assert text.splitlines() == [
+        "2 findings on ranks 1 and 2: 1 error, 1 warning.",
         "Rank 1 had the first number that is not finite, at step 100: loss is nan, finite on 3 other ranks.",
         f"  What it means, and what to do: {page_of('nan')}",
         "",
@@ -343,6 +344,7 @@ def test_why_reports_what_alerts_say_of_earlier_attempts_whose_steps_were_repeat
     capsys.readouterr()
     assert main(["why", path]) == 1
     assert [one.partition(":")[0] for one in capsys.readouterr().out.splitlines()] == [
+        "3 findings on ranks 0, 2 and 3",
         "In attempt 0",
         "  What it means, and what to do",
         "",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsummary.base.terminal import Estimate, doing, fitting, pausing_progress, showing_progress
+from distsummary.base.terminal import Estimate, doing, fitting, painted, pausing_progress, showing_progress
 from tests.patience import PATIENCE_S
 
 LINE = "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 10 + 9.9 points/s)"
@@ -28,6 +28,24 @@ LINE = "landscape: 512/2601 points, 41 points/s, 51 s left, 4 workers (8 + 12 + 
 )
 def test_what_does_not_fit_is_left_out_from_the_end(width: int, shown: str) -> None:
     assert fitting(LINE, width) == shown
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_states_have_a_colour_on_a_terminal_whose_user_wants_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    text = "0 running, 1 lost; rank 2 held up the run: runs/lost, lost.py, --failed"
+    red, green, yellow = "\x1b[31mlost\x1b[0m", "\x1b[32mrunning\x1b[0m", "\x1b[33mheld up\x1b[0m"
+    assert painted(text, Screen()) == (
+        f"0 {green}, 1 {red}; rank 2 {yellow} the run: runs/lost, lost.py, --failed"
+    )
+    assert painted(text, io.StringIO()) == text
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert painted(text, Screen()) == text
 
 
 def estimates(done: Any, total: float, *, each_s: float = 0.5) -> list[float]:

@@ -10,6 +10,7 @@ import pytest
 import distsummary as ds
 from distsummary.cli.watch import watch
 from distsummary.diagnosis.verdict import Verdict
+from distsummary.errors import MissingFileError
 from tests.unit.runs.states import attempt_state, lost, rank_state, status_of
 
 
@@ -43,9 +44,30 @@ def test_in_a_pipe_each_change_is_a_line_and_the_end_is_the_table(training):
     status = watch(path, out, every_s=1.5, sleep=sleep)
     lines = out.getvalue().splitlines()
     assert re.fullmatch(r"\d\d:\d\d:\d\d running, attempt 0: rank 0 running; step \S+", lines[0])
-    assert re.fullmatch(r"\d\d:\d\d:\d\d finished, attempt 0: rank 0 finished; step 3", lines[1])
+    assert re.fullmatch(r"\d\d:\d\d:\d\d finished, attempt 0: rank 0 finished; step 3, loss \S+", lines[1])
     assert lines[-2:] == ["The run is fine: it has finished.", f"next: tensorboard --logdir {path}"]
     assert (status.exit_code, looks) == (0, [1.5, 1.5])
+
+
+def test_a_run_that_does_not_exist_yet_is_awaited(tmp_path):
+    path, looks, out = tmp_path / "later", [], io.StringIO()
+
+    def sleep(seconds):
+        looks.append(seconds)
+        # Its directory comes first, then its first step.
+        path.mkdir(exist_ok=True)
+        if len(looks) == 3:
+            with ds.init(path, quiet=True) as run:
+                run.log(loss=0.5)
+
+    assert watch(path, out, every_s=1.0, sleep=sleep).run.state == "finished"
+    lines = out.getvalue().splitlines()
+    assert lines[0] == f"waiting for {path}, which does not exist yet; Ctrl-C ends this"
+    assert len(looks) == 3
+    assert "finished, attempt 0" in lines[1]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MissingFileError, match="is a file"):
+        watch(tmp_path / "file", out, every_s=1.0, sleep=sleep)
 
 
 def test_json_is_an_object_for_each_change(training):
@@ -60,6 +82,7 @@ def test_a_screen_is_drawn_again(training):
     out = Screen()
     watch(path, out, every_s=1.0, sleep=sleep)
     assert out.getvalue().count("\x1b[H\x1b[2J") == 3
+    assert "\x1b[32mfinished\x1b[0m" in out.getvalue()
     assert out.getvalue().endswith("every 1 s; Ctrl-C ends the view, not the run\n")
 
 
@@ -91,7 +114,7 @@ def test_a_run_that_stands_still_is_one_line_and_ranks_behind_are_named():
     ranks = [rank_state(0, step=9000), rank_state(1, step=10)]
     lines = watched(at(0, *ranks), at(500, *ranks), at(501, lost(0), lost(1), state="lost"))
     assert lines[:2] == [
-        "running, attempt 0: ranks 0-1 running; step 9000, rank 1 behind",
+        "running, attempt 0: ranks 0-1 running; step 9,000, rank 1 behind",
         "lost, attempt 0: ranks 0-1 lost; step 120",
     ]
 

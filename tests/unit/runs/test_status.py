@@ -48,6 +48,17 @@ def test_a_run_of_four_ranks_is_a_line_for_each():
     ]
 
 
+def test_how_far_a_run_is_how_long_it_takes_and_its_loss_are_in_its_first_line():
+    ranks = [rank_state(rank, total=1200, step_s=0.5) for rank in range(4)]
+    status = status_of(attempt_state(ranks), loss=0.12345)
+    assert ", step 120 of 1,200, 9 min left, loss 0.1235, began " in text_of(status).splitlines()[0]
+    assert {name: as_json(status)[name] for name in ("total", "left_s", "loss")} == {
+        "total": 1200, "left_s": 540.0, "loss": 0.12345
+    }  # fmt: skip
+    over = status_of(attempt_state([rank_state(0, "finished", total=1200)], "finished"))
+    assert ", step 120 of 1,200, began " in text_of(over).splitlines()[0]
+
+
 def test_own_and_waiting_time_of_ranks_that_measure_them_have_columns():
     ranks = [rank_state(0, own_ms=5.04, wait_ms=7.0), rank_state(1, own_ms=11.9, wait_ms=0.2), lost(2)]
     status = status_of(attempt_state(ranks))
