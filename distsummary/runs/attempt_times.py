@@ -128,12 +128,16 @@ class _Attempt:
         return chosen, median(values, axis=1) if len(self._ranks) > 2 else np.nanmin(values, axis=1)
 
     def _measured(self, meshes: Meshes) -> Measured | None:
-        """What the ranks did at the steps that they measured."""
+        """What the ranks did at the steps that they measured together."""
         steps = np.unique(np.concatenate([self._series(OWN_MS, one)[0] for one in self._ranks.values()]))
         own_ms, chosen = self._matrix([OWN_MS], steps)
         wait_ms, _ = self._matrix([WAIT_MS], steps)
         apart_ms, _ = self._matrix(_APART, steps)
-        apart_ms = np.nan_to_num(apart_ms)
+        # A rank whose steps are shorter measures fewer of them; those have all ranks that live.
+        counts = (~np.isnan(own_ms)).sum(axis=1)
+        is_shared = counts >= max(2, len(self._ranks) // 2)
+        chosen, own_ms, wait_ms = chosen[is_shared], own_ms[is_shared], wait_ms[is_shared]
+        apart_ms = np.nan_to_num(apart_ms[is_shared])
         works: dict[object, int] = {}
         work = [
             works.setdefault(work_of(meshes.place(self._number, rank).coordinates), len(works))

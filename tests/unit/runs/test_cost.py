@@ -184,6 +184,20 @@ def test_a_run_of_one_rank_without_run_json_has_the_parts_that_it_measured(tmp_p
     assert (found.goodput is None, found.measured) == (not is_timed, None)
 
 
+def test_ranks_that_measure_other_steps_are_compared_where_both_do(tmp_path):
+    def of_some_steps(step, rank):
+        own = [
+            Value("scalar", "zz_perf/own_ms", 300.0 + 300.0 * rank),
+            Value("scalar", "zz_perf/wait_ms", 300.0 - 300.0 * rank),
+        ]
+        return [Value("scalar", "zz_perf/step_ms", 600.0), *(own if rank or step % 2 else [])]
+
+    found = ds.open_run(prepare(tmp_path, ranks=2, values=of_some_steps), index=False).cost()
+    # Of the steps after the first ten, each took rank 1 0.3 s longer.
+    assert rows(found)["waiting", 1, None] == pytest.approx(27.0)
+    assert found.measured == 0.5
+
+
 def test_clocks_of_ranks_that_are_apart_or_set_back_move_no_time(tmp_path):
     path = prepare(tmp_path, attempts=[(1, 50, "finished")])
     expected = ds.open_run(path, index=False).cost()
