@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.diagnosis.cost import StepTimes
+from distsummary.diagnosis.host import SlowHosts
 from distsummary.diagnosis.loader import SPARE
 from distsummary.diagnosis.measured_steps import next_measured
 from distsummary.diagnosis.sentence import seconds
@@ -154,6 +155,9 @@ class Judge:
             if peers.is_judged and peers.excused_ms.any()
             for rank, ms in zip(peers.ranks.tolist(), peers.excused_ms.tolist(), strict=True)
         }
+        # A starved rank holds up its peers while it waits for a processor.
+        for peers in self._peers:
+            excused |= {rank: -ms for rank, ms in peers.starved_ms.items() if peers.is_judged}
         if not excused:
             return times
         less = np.array([excused.get(rank, 0.0) for rank in times.ranks.tolist()])
@@ -185,7 +189,8 @@ class _Peers:
         self.ranks = np.array(ranks)
         self.is_judged = self.is_busy = False  # at the newest step
         self.excused_ms = np.zeros(len(ranks))  # of it: waiting for data that no other rank would be spared
-        self._slow, self.stalls = SlowRanks(ranks), Stalls()
+        self._slow, self.stalls, self._hosts = SlowRanks(ranks), Stalls(), SlowHosts()
+        self.starved_ms: dict[int, float] = {}  # of ranks that are slow since they wait for a processor
         self._are_slow: set[int] = set()
         self._next = np.zeros(len(ranks), np.int64)  # of each rank, the step that it reports next
         self._skipped = np.zeros(len(ranks), np.int64)  # so many of its steps are not compared
@@ -251,9 +256,18 @@ class _Peers:
             wall_ms=float(np.max(np.nansum(at_once[index], axis=1) + waited_ms)),
             is_quiet=bool(queued_ms < QUIET * own_ms),
         )
-        return found + self.stalls.add(
-            reported.step, self.ranks, spent, slow=self._are_slow, is_busy=self.is_busy
-        )
+        found += self.stalls.add(reported.step, self.ranks, spent, slow=self._are_slow, is_busy=self.is_busy)
+        queued = reported.queued[is_peer]
+        if present.all():
+            found += self._hosts.add(
+                reported.step, self.ranks, times[:, _CPU], queued, spent.wall_ms, slow=self._are_slow
+            )
+        self.starved_ms = {
+            int(self.ranks[place]): float(ms)
+            for place, ms in zip(index.tolist(), queued, strict=True)
+            if int(self.ranks[place]) in self._hosts.starved
+        }
+        return found
 
 
 def _share_loaders(times: Floats, idle_ms: Floats, present: NDArray[np.bool_]) -> Floats:
@@ -281,6 +295,9 @@ def _verdict(found: Slow, peers: int) -> Verdict:
         f"{_WHAT.get(found.phase, found.phase)} took {_time(found.own_ms)} {found.when}, on "
         f"{its_peers} {_time(found.peers_ms)}"
     )
+    # What is so in all phases has words of its own.
+    if found.when.startswith("it "):
+        evidence = found.when
     return Verdict(
         rank=found.rank,
         cause="unknown" if found.phase == "rest" else found.phase,

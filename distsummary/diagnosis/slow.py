@@ -74,6 +74,10 @@ class Slow:
     until: int | None = None
     when: str = "a step"
 
+    def over(self, until: int) -> "Slow":
+        """The same, which has ended with this step."""
+        return replace(self, until=until)
+
 
 class SlowRanks:
     """Judges the steps of ranks that are each other's peers, one after the other.

@@ -7,7 +7,7 @@ from typing import Any, Self
 from distsummary.base.checks import check_choice
 
 LEVELS = INFO, WARNING, ERROR = "info", "warning", "error"  # in the order of their weight
-SLOW = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "unknown")
+SLOW = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "unknown", "host")
 HANG, LOST, FAILED = "hang", "lost", "failed"
 AWAITED = "waiting"  # the others wait for a rank that does what ends by itself, so far not for long
 NAN, DRIFT, CONFIG, SHARD, MEMORY = "nan", "drift", "config", "shard", "memory"

@@ -1,5 +1,6 @@
 """Healthy trainings whose ranks do not all do the same: what is said of them, and what is not."""
 
+import random
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -115,3 +116,49 @@ def test_steps_that_are_longest_on_each_rank_in_turns_are_uneven_and_no_rank_is_
     assert (found.cause, found.level, found.ranks) == ("uneven", "info", tuple(range(ranks)))
     assert found.lost_s == pytest.approx(300 * 0.1 * (ranks - 1) / ranks, rel=0.05)
     assert "in turns" in found.evidence
+
+
+def hosts_of(step: int, ranks: int, *, factors: tuple[float, float] = (1.0, 1.0), queue: float = 1.0):
+    """A step of ranks of which the last one computes longer (model, optimizer) or waits for a processor."""
+    rng = random.Random(step)
+    of_rank = {}
+    for rank in range(ranks):
+        is_last = rank == ranks - 1
+        model, optimizer = factors if is_last else (1.0, 1.0)
+        noise = rng.uniform(0.9, 1.1)
+        of_rank[rank] = [
+            5 * noise * model, 8 * noise * model, 3 * noise * optimizer, 4 * noise * (queue if is_last else 1)
+        ]  # fmt: skip
+    longest = max(map(sum, of_rank.values()))
+    for rank, (forward, backward, optimizer, queued) in of_rank.items():
+        own = forward + backward + optimizer
+        yield (
+            rank,
+            step,
+            {
+                "zz_perf/own_ms": own,
+                "zz_perf/wait_ms": longest - own - queued,
+                "zz_perf/phase/forward/cpu_ms": forward,
+                "zz_perf/phase/backward/cpu_ms": backward,
+                "zz_perf/phase/optimizer/cpu_ms": optimizer,
+                "zz_perf/phase/backward/queue_ms": queued,
+            },
+        )
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("fields", "cause", "words"),
+    [
+        ({}, None, ""),
+        ({"factors": (1.4, 1.4)}, "host", "its processor is slower"),
+        ({"queue": 5.0}, "host", "ms a step for a processor, its peers"),
+        ({"queue": 1.5}, None, ""),
+        ({"factors": (1.05, 1.05)}, None, ""),
+    ],
+)
+def test_a_slower_or_starved_host_is_named_after_two_windows(tmp_path, ranks, fields, cause, words):
+    steps = [row for step in range(1, 700) for row in hosts_of(step, ranks, **(fields if step > 300 else {}))]
+    found = verdicts(judged(tmp_path, ranks, steps, window=100))
+    assert [(one.rank, one.cause) for one in found] == [(ranks - 1, cause)] * (cause is not None)
+    assert all(words in one.evidence and 250 <= one.since_step <= 430 for one in found)
