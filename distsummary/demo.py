@@ -64,8 +64,8 @@ class DigitsNet(nn.Module):
 def digits() -> tuple[TensorDataset, TensorDataset]:
     """scikit-learn's 1,797 handwritten digits as (1, 8, 8) images in [0, 1]: 1,500 to train, 297 to test."""
     data = extra("the demo", "sklearn.datasets").load_digits()
-    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
-    labels = torch.tensor(data.target)
+    images = torch.tensor(data.images, dtype=torch.float32, device="cpu").unsqueeze(1) / 16
+    labels = torch.tensor(data.target, device="cpu")
     return TensorDataset(images[:-TEST], labels[:-TEST]), TensorDataset(images[-TEST:], labels[-TEST:])
 
 

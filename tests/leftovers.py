@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ FREE_VARIABLES = {
     "_RJEM_MALLOC_CONF",
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
 }
+STEP_HOOKS = "distsummary.frameworks.torch_step_hooks"
 TORCH = "torch", "torch.nn.modules.module", "torch.optim.optimizer", "torch.distributed"
 # module and class: how to close an object that a test left open
 CLOSERS: dict[tuple[str, str], Callable[[Any], object]] = {
@@ -132,9 +133,8 @@ def _torch() -> Values:
         "modes": torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack(),
         "process group": distributed.is_available() and distributed.is_initialized(),
         "hooks of modules": [*of_modules._global_forward_hooks, *of_modules._global_forward_pre_hooks],
-        "hooks of optimizers": [
-            *of_optimizers._global_optimizer_pre_hooks, *of_optimizers._global_optimizer_post_hooks
-        ],
+        "hooks of optimizers": [*_foreign(of_optimizers)],
+        "listeners to optimizers": [*getattr(sys.modules.get(STEP_HOOKS), "_listeners", ())],
     }  # fmt: skip
 
 
@@ -158,7 +158,16 @@ def _set_torch(before: Values) -> None:
     for hooks in (of_modules._global_forward_hooks, of_modules._global_forward_pre_hooks):
         _keep(hooks, before["hooks of modules"])
     for hooks in (of_optimizers._global_optimizer_pre_hooks, of_optimizers._global_optimizer_post_hooks):
-        _keep(hooks, before["hooks of optimizers"])
+        _keep(hooks, [*before["hooks of optimizers"], *(hooks.keys() - {*_foreign(of_optimizers)})])
+    if (listening := sys.modules.get(STEP_HOOKS)) is not None:
+        _keep(listening._listeners, before["listeners to optimizers"])
+        listening._note()
+
+
+def _foreign(of_optimizers: Any) -> Iterator[int]:
+    """The hooks of all optimizers that are not ours, which stay for the whole process."""
+    for hooks in (of_optimizers._global_optimizer_pre_hooks, of_optimizers._global_optimizer_post_hooks):
+        yield from (key for key, hook in hooks.items() if getattr(hook, "__module__", "") != STEP_HOOKS)
 
 
 def _keep(hooks: Any, names: list[Any]) -> None:

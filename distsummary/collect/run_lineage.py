@@ -279,7 +279,7 @@ def batch_size(loader: object, batch: object = None) -> int | None:
             return size
     first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     shape = getattr(first, "shape", None)
-    return int(shape[0]) if shape else None
+    return int(shape[0]) if isinstance(shape, tuple) and shape else None
 
 
 def dataset_size(
@@ -316,8 +316,8 @@ def _length(source: object) -> int | None:
         return None
     try:
         return len(source)
-    except (TypeError, NotImplementedError):
-        # torch's classes have __len__ even if they have no length.
+    except Exception:
+        # torch's classes have __len__ even if they have no length, and those of users may raise anything.
         return None
 
 

@@ -4,9 +4,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from distsummary.base.failures import Failures
+from distsummary.base.failures import Failures, one_line
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
@@ -14,6 +14,7 @@ from distsummary.collect.selection import Selection
 from distsummary.collect.values.sources import Images, LearningRate, LossSource, Source, WatchedParameters
 from distsummary.collect.values.step_values import Parameters
 from distsummary.collect.values.taps import Taps
+from distsummary.diagnosis.verdict import UNRECORDED
 from distsummary.format.records import Value
 from distsummary.frameworks.base import CurvatureSource, refuse_without_torch
 from distsummary.rundir.deal import FIRST, Deal, Group, Part
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from distsummary.collect.values.graph_source import ModelGraph
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Schedule:
@@ -132,13 +136,13 @@ class Schedule:
         self._report = report if self._settings.record.deal != "all" else None
         self.taps.group = self.group
         if network is not None:
-            self._failures.call("the parameters", self._watch_parameters, network, params, step)
+            self._watch_model(network, params, step)
         if self._settings.norms:
-            self._failures.call("norms", self._measure_norms, network, params, step)
+            self._part("norms", step, self._measure_norms, network, params, step)
         if self._settings.collected.metric:
             self._failures.call("curvature", self._watch_curvature, params.get("optimizer"))
 
-    def _watch_parameters(self, network: object, params: CallbackParams, step: StepContext) -> None:
+    def _watch_model(self, network: object, params: CallbackParams, step: StepContext) -> None:
         topology, settings = self._topology, self._settings
         collected = settings.collected
 
@@ -156,11 +160,23 @@ class Schedule:
             )
 
         if self.graph is not None and topology.rank == 0 and topology.role == "train":
-            self.graph.watch(params.get("train_network") or network)
-        self._histograms.parameters = parameters(collected.histogram)
-        self._whole.parameters = parameters(collected.tensor)
-        if (chosen := parameters(collected.gradient)) is not None:
-            self._failures.call("gradients", self._watch_gradients, chosen, network, params, step)
+            whole = params.get("train_network")
+            self._part("graph", step, self.graph.watch, network if whole is None else whole)
+        self._histograms.parameters = self._part("histograms", step, parameters, collected.histogram)
+        self._whole.parameters = self._part("tensors", step, parameters, collected.tensor)
+        if (chosen := self._part("gradients", step, parameters, collected.gradient)) is not None:
+            self._part("gradients", step, self._watch_gradients, chosen, network, params, step)
+
+    def _part(
+        self, part: str, step: StepContext, function: Callable[P, R], *args: P.args, **named: P.kwargs
+    ) -> R | None:
+        """Call a function; if it fails, this part alone is not recorded, which is a finding of the run."""
+        try:
+            return function(*args, **named)
+        except Exception as error:
+            step.report_finding(UNRECORDED, one_line(f"no {part}: {type(error).__name__}: {error}"))
+            self._failures.fail(f"no {part}", error)
+            return None
 
     def _watch_gradients(
         self, chosen: Parameters, network: object, params: CallbackParams, step: StepContext

@@ -31,9 +31,9 @@ class Selection:
 
     def unmatched(self, names: Sequence[str]) -> str:
         """Why the pattern selects none of the parameters `names`, frozen ones among them; "" if it does."""
-        if any(match(self.pattern, name) for name in names):
+        if not names or any(match(self.pattern, name) for name in names):
             return ""
-        such = f", such as {', '.join(map(repr, names[:EXAMPLES]))}" if names else ""
+        such = f", such as {', '.join(map(repr, names[:EXAMPLES]))}"
         why = f"{self.argument} matches the beginning of none of the {len(names)} names of parameters{such}"
         # A pattern that matches further inside the names may have been meant for any place in them.
         within = [name for name in names if search(self.pattern, name)]
@@ -47,6 +47,8 @@ class Selection:
         `frozen`: the names of parameters that require no gradient, if nothing is selected.
         """
         if not names:
+            if not frozen and self.argument is not None:
+                return f"the model has no parameters: nothing is recorded for {self.argument}"
             return ALL_FROZEN if frozen and "gradient" in (self.argument or "") else ""
         if not selected:
             found = [name for name in frozen if match(self.pattern, name)]

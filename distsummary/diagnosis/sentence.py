@@ -25,6 +25,7 @@ from distsummary.diagnosis.verdict import (
     STARTED,
     STOPPED,
     UNEVEN,
+    UNRECORDED,
     UNSAVED,
     Verdict,
 )
@@ -54,6 +55,7 @@ _FINDINGS = {
     ),
     DROPPED: ("{ranks} {has} dropped values",) * 2,
     UNSAVED: ("{ranks} did not save a checkpoint at step {step}",) * 2,
+    UNRECORDED: ("{ranks} {does} not record all that was chosen",) * 2,
     LOADER: (
         "{ranks} {has} waited for data most of the time {steps}",
         "{ranks} waited for data most of the time {steps}",
@@ -114,6 +116,7 @@ def finding(verdict: Verdict, *, is_over: bool = False) -> str:
         hangs="hangs" if is_one else "hang",
         keeps="keeps" if is_one else "keep",
         was="was" if is_one else "were",
+        does="does" if is_one else "do",
         runs="runs" if is_one else "run",
         its="its" if is_one else "their",
         receives="receives" if is_one else "receive",

@@ -1,6 +1,7 @@
 """The interface that each framework implements (torch, MindSpore ...); finds the framework of an object."""
 
 import importlib
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -116,6 +117,10 @@ class Framework(Protocol):
         """The names of the other parameters."""
         return []
 
+    def whole_nbytes(self, tensor: Any) -> int:
+        """The bytes of a tensor; of a split one those of all ranks."""
+        return int(math.prod(tensor.shape) * tensor.itemsize)
+
     def nbytes(self, model: Any) -> int:
         """The bytes of all parameters of a model, trained or not; of split ones those of all ranks."""
 
@@ -125,6 +130,14 @@ class Framework(Protocol):
     def state(self, model: Any) -> dict[str, Array]:
         """Parameters and buffers by name, copied to the host: the content of a checkpoint."""
         return {name: self.to_numpy(tensor) for name, tensor in self.tensors(model)}
+
+    def own_states(self, model: Any) -> dict[str, dict[str, Any]]:
+        """What parts of a model keep beyond parameters and buffers: the path of a part -> name -> value."""
+        return {}
+
+    def load_own_states(self, model: Any, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give back what `own_states` took; raises InvalidValueError for what the model does not take."""
+        return None
 
     def mesh(self, model: Any) -> dict[str, tuple[int, int]]:
         """The mesh over which the model is distributed, {axis: (coordinate, size)}; empty without one."""
@@ -157,8 +170,20 @@ class Framework(Protocol):
         """
         return {}
 
-    def load_optimizer(self, optimizer: Any, state: Mapping[str, Array]) -> list[str]:
+    def optimizer_rest(self, optimizer: Any) -> dict[str, Any]:
+        """What else a checkpoint holds of an optimizer, as `object_state` takes it; empty if it is unknown.
+
+        class: its name. shapes: of its parameters, whole, in their order. odd: the whole state of those
+        parameters, by their place as a text, that `optimizer_entries` cannot hold.
+        """
+        return {}
+
+    def load_optimizer(
+        self, optimizer: Any, state: Mapping[str, Array], odd: Mapping[str, Any] | None = None
+    ) -> list[str]:
         """Write whole arrays, as `optimizer_entries` names them; returns the names that were not used.
+
+        `odd`: that of `optimizer_rest`.
 
         Raises InvalidTypeError for an optimizer whose state is unknown, InvalidValueError for one that does
         not fit the state.

@@ -17,7 +17,14 @@ from distsummary.frameworks.base import ArraySpec, Computed, Framework, Pending
 from distsummary.frameworks.numpy import HostCopy
 from distsummary.frameworks.staging import blank
 from distsummary.frameworks.torch_histogram import count, count_fixed, unpacked, unpacked_fixed
-from distsummary.frameworks.torch_modules import entries, memory, unwrap, wrapped
+from distsummary.frameworks.torch_modules import (
+    entries,
+    load_own_states,
+    memory,
+    own_states,
+    unwrap,
+    wrapped,
+)
 from distsummary.frameworks.torch_private import offset_of, own_dicts
 
 if TYPE_CHECKING:
@@ -156,10 +163,13 @@ class TorchFramework(Framework):
         """The names of the parameters that require no gradient, named as in the unwrapped model."""
         return [name for name, value in unwrap(model).named_parameters() if not value.requires_grad]
 
+    def whole_nbytes(self, tensor: Tensor) -> int:
+        """The bytes of a DTensor are the global ones; a lazy parameter has none yet."""
+        return 0 if nn.parameter.is_lazy(tensor) else tensor.numel() * tensor.element_size()
+
     def nbytes(self, model: nn.Module) -> int:
-        """The bytes of all parameters, of DTensors the global ones; a lazy one has none yet."""
-        found = (one for one in unwrap(model).parameters() if not nn.parameter.is_lazy(one))
-        return sum(one.numel() * one.element_size() for one in found)
+        """The bytes of all parameters, each as by `whole_nbytes`."""
+        return sum(map(self.whole_nbytes, unwrap(model).parameters()))
 
     def tensors(self, model: nn.Module) -> Iterable[tuple[str, Tensor]]:
         """All parameters and persistent buffers; tied ones are listed once, under their first name."""
@@ -233,7 +243,10 @@ class TorchFramework(Framework):
             else:
                 group["lr"] = rate
 
+    own_states = staticmethod(own_states)
+    load_own_states = staticmethod(load_own_states)
     optimizer_entries = staticmethod(torch_checkpoint.optimizer_entries)
+    optimizer_rest = staticmethod(torch_checkpoint.optimizer_rest)
     load_optimizer = staticmethod(torch_checkpoint.load_optimizer)
     whole = staticmethod(torch_checkpoint.whole)
     agreed = staticmethod(torch_checkpoint.agreed)
@@ -261,7 +274,7 @@ def _copied(local: Tensor) -> HostCopy | TorchCopy:
     """A copy of a dense tensor as it is now."""
     if local.device.type == "cuda":
         # Copied on the current stream: after the kernels that made the tensor, before kernels that change it.
-        pinned = torch.empty(local.shape, dtype=local.dtype, pin_memory=True)
+        pinned = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=True)
         pinned.copy_(local, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         done.record(torch.cuda.current_stream(local.device))
@@ -314,7 +327,7 @@ def _becomes_float32(tensor: Tensor) -> bool:
 def _array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """The dtype on the host; raises InvalidTypeError for dtypes that cannot be converted (bits, int4)."""
     try:
-        return _array(torch.empty(1, dtype=dtype)).dtype
+        return _array(torch.empty(1, dtype=dtype, device="cpu")).dtype
     except (TypeError, RuntimeError) as error:
         raise InvalidTypeError(f"{dtype} has no array ({error}); convert it to float32 or int8") from error
 

@@ -1,7 +1,7 @@
 """What a checkpoint takes from torch and gives back: an optimizer's state, and gathered shards."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,15 @@ def optimizer_entries(optimizer: Any) -> dict[str, Any]:
     """The state of each parameter and the numbers of each group by name: tensors, numbers, or tuples of them.
 
     `optimizer/state/3/exp_avg` belongs to the fourth parameter in the order of the groups, as in torch's
-    `state_dict`; `optimizer/group/0/lr` to the first group. Entries of other kinds are named in the log.
+    `state_dict`; `optimizer/group/0/lr` to the first group. The state of a parameter that holds anything else
+    is left to `optimizer_rest`, as a whole; entries of a group of other kinds are named in the log.
     """
-    index = {id(p): i for i, p in enumerate(_parameters(optimizer))}
     found: dict[str, Any] = {}
     odd: list[str] = []
-    for parameter, entries in optimizer.state.items():
-        for key, value in entries.items():
-            _put(found, odd, f"{STATE}{index.get(id(parameter), -1)}/{key}", value)
+    for place, entries in _states(optimizer):
+        if not _is_odd(entries):
+            for key, value in entries.items():
+                _put(found, odd, f"{STATE}{place}/{key}", value)
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key not in ("params", "param_names"):
@@ -43,7 +44,19 @@ def optimizer_entries(optimizer: Any) -> dict[str, Any]:
     return found
 
 
-def load_optimizer(optimizer: Any, state: Mapping[str, Array]) -> list[str]:
+def optimizer_rest(optimizer: Any) -> dict[str, Any]:
+    """See `Framework.optimizer_rest`."""
+    parameters = _parameters(optimizer)
+    return {
+        "class": type(optimizer).__name__,
+        "shapes": [[] if torch.nn.parameter.is_lazy(one) else list(one.shape) for one in parameters],
+        "odd": {str(place): dict(entries) for place, entries in _states(optimizer) if _is_odd(entries)},
+    }
+
+
+def load_optimizer(
+    optimizer: Any, state: Mapping[str, Array], odd: Mapping[str, Any] | None = None
+) -> list[str]:
     """Write what `optimizer_entries` gave, as arrays, into an optimizer; returns the unused names.
 
     A sharded parameter takes its slice of whole arrays. Raises InvalidValueError, and changes nothing, if
@@ -51,7 +64,7 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Array]) -> list[str]:
     """
     parameters = _parameters(optimizer)
     groups = optimizer.state_dict()["param_groups"]
-    tensors: dict[int, dict[str, Tensor]] = {}
+    tensors: dict[int, dict[str, Any]] = {int(place): dict(one) for place, one in (odd or {}).items()}
     unused: list[str] = []
     for name in state:
         prefix = STATE if name.startswith(STATE) else GROUP
@@ -104,6 +117,18 @@ def as_tensor_of(array: Array, dtype: str) -> Tensor:
 
 def _parameters(optimizer: Any) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _states(optimizer: Any) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The state of each parameter that has one, by its place."""
+    index = {id(p): i for i, p in enumerate(_parameters(optimizer))}
+    for parameter, entries in optimizer.state.items():
+        yield index.get(id(parameter), -1), entries
+
+
+def _is_odd(entries: Mapping[str, Any]) -> bool:
+    """Whether a state holds more than tensors and numbers, such as the lists of LBFGS."""
+    return not all(isinstance(value, Tensor | bool | int | float | np.number) for value in entries.values())
 
 
 def _put(found: dict[str, Any], odd: list[str], name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from torch.compiler import is_compiling
 
 from distsummary.base.guard import Guard
+from distsummary.frameworks.torch_private import hide_from_script
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,3 +74,6 @@ def guarded_tap(
         return wrapper
 
     return decorate
+
+
+hide_from_script(lambda hook: isinstance(hook, Hook))

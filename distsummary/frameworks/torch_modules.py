@@ -1,13 +1,18 @@
 """Finds the model inside DDP and torch.compile, its tensors by name, and tensors that share memory."""
 
-from collections.abc import Hashable, Iterator
-from typing import cast
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from distsummary.errors import InvalidTypeError
-from distsummary.frameworks.torch_private import compiled_from, transient_buffers
+from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.torch_private import (
+    compiled_from,
+    load_into_module,
+    state_of_module,
+    transient_buffers,
+)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -45,6 +50,45 @@ def entries(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in module.named_buffers():
         if name not in transient:
             yield name, buffer
+
+
+def own_states(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """What modules add to their state_dict beyond parameters and buffers, by their paths: extra state, say.
+
+    Only modules are asked whose class, or object, replaces a method of torch for that; FSDP of the first kind
+    is not, since it runs collectives.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path, module in () if has_fsdp1(model) else unwrap(model).named_modules():
+        if not any(
+            _is_own(module, name) for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
+        ):
+            continue
+        state = dict(module.state_dict()) if _is_own(module, "state_dict") else state_of_module(module)
+        children = {name for name, _ in module.named_children()}
+        known = {name for named in (module.named_parameters, module.named_buffers) for name, _ in named()}
+        more = {k: v for k, v in state.items() if k not in known and k.partition(".")[0] not in children}
+        if more:
+            found[path] = more
+    return found
+
+
+def load_own_states(model: nn.Module, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give modules what `own_states` took; raises InvalidValueError for what they do not take."""
+    modules = dict(unwrap(model).named_modules())
+    for path, state in states.items():
+        if (module := modules.get(path)) is None:
+            raise InvalidValueError(f"the model has no module {path!r}, whose own state the checkpoint holds")
+        # Its parameters and buffers, which were loaded before, are given again as they are.
+        named = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        given: dict[str, Any] = {name: one.detach() for name, one in named} | dict(state)
+        if errors := load_into_module(module, given):
+            raise InvalidValueError(f"the module {path!r} does not take its state: {'; '.join(errors)}")
+
+
+def _is_own(module: nn.Module, method: str) -> bool:
+    """Whether a module has a method of its own in place of torch's."""
+    return getattr(getattr(module, method, None), "__func__", None) is not getattr(nn.Module, method, None)
 
 
 def memory(tensor: Tensor) -> Hashable:

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -13,15 +13,13 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
 from distsummary.frameworks.torch import as_dtensor, local_part
-from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import unwrap
-from distsummary.frameworks.torch_private import is_fullgraph
+from distsummary.frameworks.torch_step_hooks import StepListener, listen
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,8 +73,8 @@ class OptimizerSteps:
     reported, except that of a fused optimizer, which `OptimizerStep.is_skipped` distinguishes.
 
     What `before` and `after` raise, and what goes wrong here, is counted in `failures` and never reaches the
-    training. In a forked child, nothing is called. The hooks are removed by `close`, and at the latest when
-    this object is no longer referenced.
+    training. In a forked child, nothing is called. It ends with `close`, and at the latest when nothing
+    refers to this object any more.
 
     Args:
         model: a torch.nn.Module; it may be wrapped by DDP or torch.compile.
@@ -100,10 +98,10 @@ class OptimizerSteps:
         self._failures = failures or Failures(Health(), logger)
         self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # the id of a parameter -> it, its name
         self._list_parameters()
-        self._held: weakref.WeakKeyDictionary[Optimizer, _Held] = weakref.WeakKeyDictionary()
+        self._held: MutableMapping[Optimizer, _Held] = WeakIdKeyDictionary()
         self._running = _OfThread()
         self._guard = guard = self._failures.guard
-        # The hooks refer to this object weakly, so that it can end without `close`.
+        # What listens refers to this object weakly, so that it can end without `close`.
         this, pid = weakref.ref(self), os.getpid()
 
         def begin(optimizer: Optimizer, args: _Args, kwargs: _Named) -> "tuple[_Args, _Named] | None":
@@ -114,33 +112,12 @@ class OptimizerSteps:
             if os.getpid() == pid and (steps := this()) is not None:
                 steps._end(optimizer)
 
-        # torch.compile must not look into these: it would compile the step again as the run changes.
-        hidden_begin = torch.compiler.disable(guard.wrap(BEFORE, begin))  # type: ignore[no-untyped-call]
-        hidden_end = torch.compiler.disable(guard.wrap(AFTER, end))  # type: ignore[no-untyped-call]
-
-        @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-        def is_unseen() -> bool:
-            """Called while torch.compile traces a hook."""
-            is_whole = is_fullgraph()
-            if is_whole and (steps := this()) is not None:
+        def unseen() -> None:
+            if (steps := this()) is not None:
                 steps._failures.count(UNSEEN)
-            return is_whole
 
-        def pre_hook(optimizer: Optimizer, args: _Args, kwargs: _Named) -> "tuple[_Args, _Named] | None":
-            if torch.compiler.is_compiling() and is_unseen():
-                return None
-            changed: tuple[_Args, _Named] | None = hidden_begin(optimizer, args, kwargs)
-            return changed
-
-        def post_hook(optimizer: Optimizer, args: _Args, kwargs: _Named) -> None:
-            if not (torch.compiler.is_compiling() and is_unseen()):
-                hidden_end(optimizer)
-
-        handles = [
-            register_optimizer_step_pre_hook(Hook(guard, pre_hook)),
-            register_optimizer_step_post_hook(Hook(guard, post_hook)),
-        ]
-        self._remove = weakref.finalize(self, _remove, handles)
+        stop = listen(StepListener(guard.wrap(BEFORE, begin), guard.wrap(AFTER, end), unseen))
+        self._remove = weakref.finalize(self, stop)
         self._remove.atexit = False
 
     @property
@@ -149,7 +126,7 @@ class OptimizerSteps:
         return self._running.steps[-1].step
 
     def close(self) -> None:
-        """Remove the hooks; a second call does nothing."""
+        """Look at no further step; a second call does nothing."""
         self._remove()
 
     def _begin(self, optimizer: Optimizer, args: _Args, kwargs: _Named) -> tuple[_Args, _Named] | None:
@@ -296,11 +273,6 @@ class _OfThread(threading.local):
 
     def __init__(self) -> None:
         self.steps: list[_Running] = []
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def is_captured() -> bool:

@@ -1,6 +1,7 @@
 """Private names of torch, each with what happens in a version that has none or another."""
 
 import contextlib
+import functools
 import itertools
 import pickle
 import sys
@@ -124,6 +125,29 @@ def one_compile_thread() -> Iterator[None]:
         yield
 
 
+@private("torch.jit._recursive.create_script_module", "", lambda is_ours: None)
+def hide_from_script(is_ours: Callable[[Any], bool]) -> None:
+    """Hide hooks from torch.jit.script, which cannot compile them; else it raises for a model that has some."""
+    recursive: Any = torch.jit._recursive
+    create = recursive.create_script_module
+
+    @functools.wraps(create)
+    def created(nn_module: Any, *args: Any, **named: Any) -> Any:
+        hooks = [of for part in nn_module.modules() for of in (part._forward_pre_hooks, part._forward_hooks)]
+        held = [(of, dict(of)) for of in hooks if any(map(is_ours, of.values()))]
+        try:
+            for of, before in held:
+                for key in [key for key, hook in before.items() if is_ours(hook)]:
+                    del of[key]
+            return create(nn_module, *args, **named)
+        finally:
+            for of, before in held:
+                of.clear()
+                of.update(before)
+
+    recursive.create_script_module = created
+
+
 # --- autograd -----------------------------------------------------------------------------------------------
 
 
@@ -178,10 +202,31 @@ def transient_buffers(module: nn.Module) -> set[str]:
     return set(getattr(module, "_non_persistent_buffers_set", ()))
 
 
+@private("nn.Module._save_to_state_dict", "extra state of modules is not saved", lambda module: {})
+def state_of_module(module: nn.Module) -> dict[str, Any]:
+    """The part of state_dict() that is of this module alone."""
+    state: dict[str, Any] = {}
+    module._save_to_state_dict(state, "", False)
+    return state
+
+
+def load_into_module(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
+    """Give a module alone a state that is whole; returns what it does not take."""
+    errors: list[str] = []
+    version = {"version": getattr(module, "_version", None)}
+    with torch.no_grad():
+        module._load_from_state_dict(dict(state), "", version, False, [], [], errors)
+    return errors
+
+
 @private("nn.Module._modules", "", lambda model: [])
 def own_dicts(model: nn.Module) -> list[dict[str, Any]]:
-    """The dicts of the children and parameters of each module in a model; none in a version without them."""
-    return [of for module in model.modules() for of in (module._modules, module._parameters)]
+    """The dicts of the children and parameters of each module in a model; none in a version without them.
+
+    Those of a ScriptModule are no dicts, and its model has none.
+    """
+    found: list[Any] = [of for module in model.modules() for of in (module._modules, module._parameters)]
+    return found if all(isinstance(of, dict) for of in found) else []
 
 
 def _apply_by_name(part: nn.Module, moved: Callable[[Tensor], Tensor]) -> None:
@@ -202,8 +247,11 @@ _numbers = itertools.count()
 
 @private("Tensor._version", "", lambda tensor: next(_numbers))
 def writes_to(tensor: Tensor) -> int:
-    """How often the tensor was written to; otherwise a new number for each call, as if it were each time."""
-    return tensor._version
+    """How often the tensor was written to; otherwise a new number for each call, as if it were each time.
+
+    Of an inference tensor torch does not count that.
+    """
+    return next(_numbers) if tensor.is_inference() else tensor._version
 
 
 BATCH_NORMS: Any = getattr(

@@ -4,7 +4,7 @@ import gc
 import math
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from distsummary._init import init
 from distsummary.base.guard import Guard
@@ -126,7 +127,7 @@ class FollowedRun:
         self._steps = 0
         self._numbers: dict[str, Any] = {}
         self._losses: list[Tensor] = []
-        self._places: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._places: MutableMapping[Optimizer, int] = WeakIdKeyDictionary()
         self._waited_s = self._asked_s = 0.0
         self._has_loader = False
         self._saving: list[AbstractContextManager[None]] = []  # the checkpoints that are being saved

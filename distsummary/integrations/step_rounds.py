@@ -4,8 +4,9 @@ Some loops step several optimizers in a step (a GAN), or one optimizer several t
 group of parameters). A step is a round in which each optimizer has used its gradients once.
 """
 
-import weakref
 from typing import Any
+
+from torch.utils.weak import WeakIdRef
 
 
 class StepRounds:
@@ -18,14 +19,14 @@ class StepRounds:
     """
 
     def __init__(self) -> None:
-        self._last: weakref.ref[Any] | None = None
-        self._called: dict[weakref.ref[Any], int] = {}  # in this round -> backward passes before the call
+        self._last: WeakIdRef | None = None
+        self._called: dict[WeakIdRef, int] = {}  # in this round -> backward passes before the call
         self._backward = 0  # passes so far
         self._ended_at = -1  # passes at the end of the last round; -1: there was none
 
     def set_last(self, optimizer: Any) -> None:
         """Each round ends with this optimizer, or with one that is called later; None: that is not known."""
-        self._last = None if optimizer is None else weakref.ref(optimizer)
+        self._last = None if optimizer is None else WeakIdRef(optimizer)
 
     def note_backward(self) -> None:
         """A backward pass of the training begins."""
@@ -33,7 +34,7 @@ class StepRounds:
 
     def begin(self, optimizer: Any) -> bool:
         """An optimizer is called; returns whether the round before has ended only with that."""
-        own = weakref.ref(optimizer)
+        own = WeakIdRef(optimizer)
         # A call without new gradients begins no round, but its closure may still compute some: `end` decides.
         if not self._called and self._is_belated():
             return False
@@ -48,7 +49,7 @@ class StepRounds:
 
     def end(self, optimizer: Any) -> bool:
         """The call ends; returns whether the round ends with it."""
-        own = weakref.ref(optimizer)
+        own = WeakIdRef(optimizer)
         if own not in self._called and self._is_belated():
             self._last = own
             return False

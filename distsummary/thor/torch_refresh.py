@@ -214,8 +214,9 @@ def _totals(
     flat = [_flat([t for at in of for t in (sent[at].a, sent[at].g)], dtype, device) for of in by_owner]
     added = iter(_unflat(ranks.added(flat), [t for at in own for t in (sent[at].a, sent[at].g)]))
     # Images of several sizes have a count without sums, so that `outcome` can name the reason.
+    none = torch.empty(0, dtype=dtype, device=device)
     totals: list[Sums | None] = [
-        None if not count else Sums(torch.empty(0), torch.empty(0), count, size) for count, size in agreed
+        None if not count else Sums(none, none, count, size) for count, size in agreed
     ]
     for at in own:
         totals[at] = Sums(next(added), next(added), *agreed[at])
@@ -265,9 +266,9 @@ def _averaged(
     # What a rank could not invert is sent as zeros, because all ranks must send buffers of one layout.
     for layer, outcome in zip(layers, own, strict=True):
         is_fresh = outcome.status is RefreshStatus.REFRESHED
-        parts.append(outcome.figures if is_fresh else torch.zeros(_FIGURES, dtype=layer.dtype))
+        parts.append(outcome.figures if is_fresh else torch.zeros(_FIGURES, dtype=layer.dtype, device=device))
         for inverse, shape in ((outcome.a, layer.shape_a), (outcome.g, layer.shape_g)):
-            parts.append(torch.zeros(shape, dtype=layer.dtype) if inverse is None else inverse)
+            parts.append(torch.zeros(shape, dtype=layer.dtype, device=device) if inverse is None else inverse)
     buffer = _flat(parts, dtype, device)
     ranks.add(buffer)
     added = iter(_unflat(buffer, parts))
@@ -280,7 +281,7 @@ def _averaged(
     return outcomes
 
 
-def _without(status: RefreshStatus, layer: Layer, device: torch.device | None = None) -> Outcome:
+def _without(status: RefreshStatus, layer: Layer, device: torch.device | str = "cpu") -> Outcome:
     figures = torch.zeros(_FIGURES, dtype=layer.dtype, device=device)
     figures[0] = float(status)
     return Outcome(figures)

@@ -7,12 +7,13 @@ backward pass, such as an evaluation, is not observed; what activation checkpoin
 observed once.
 """
 
-import weakref
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
 
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.torch_hook import Hook
@@ -74,7 +75,7 @@ def _hook(layer: Layer, module: nn.Module, inputs: tuple[Any, ...], output: Any)
     return passed
 
 
-_HELD: weakref.WeakKeyDictionary[nn.Module, tuple[Layer, RemovableHandle]] = weakref.WeakKeyDictionary()
+_HELD: MutableMapping[nn.Module, tuple[Layer, RemovableHandle]] = WeakIdKeyDictionary()
 
 
 def layers_of(net: nn.Module) -> list[tuple[Tensor, Layer]]:

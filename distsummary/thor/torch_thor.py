@@ -271,7 +271,7 @@ class THOR(torch.optim.Optimizer):
         """See `CurvatureSource`."""
         states = [self.state[weight].get("figures") for weight in self._layers]
         # Layers without a refresh so far have no figures.
-        unknown = torch.full((4,), math.nan, device=self._device)
+        unknown = torch.full((4,), math.nan, dtype=torch.float32, device=self._device)
         figures = [unknown.double() if one is None else one[1:5].double().to(self._device) for one in states]
         # A layer may have been skipped for several reasons.
         skipped: Counter[str] = Counter()

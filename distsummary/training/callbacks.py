@@ -68,7 +68,8 @@ def length(loader: object) -> int:
     """The number of batches of a loader, 0 if it has no length."""
     try:
         return len(loader)  # type: ignore[arg-type]  # any iterable is asked; some have no length
-    except (TypeError, NotImplementedError):
+    except Exception:
+        # A class of the user's may raise anything, and the steps are counted as they come.
         return 0
 
 
@@ -304,7 +305,7 @@ class CallbackList:
                     # What neither the class nor the object overrides is not called, and costs nothing.
                     if getattr(type(callback), name) is not getattr(Callback, name) or name in vars(callback):
                         methods.append(getattr(callback, name))
-                        if hook in STEP_HOOKS and callback not in at_steps:
+                        if hook in STEP_HOOKS and all(callback is not one for one in at_steps):
                             at_steps.append(callback)
                         break
         self.methods, self.at_steps = found, at_steps

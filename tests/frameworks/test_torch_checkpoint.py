@@ -80,13 +80,14 @@ def test_an_optimizer_of_more_parameters_is_refused(tmp_path):
     assert not small.state
 
 
-def test_entries_that_are_no_numbers_are_named(caplog):
+def test_a_state_of_lists_is_kept_as_a_whole():
     model, _ = made("adam")
     optimizer = torch.optim.LBFGS(model.parameters(), history_size=2)
     for _ in range(2):
         optimizer.step(lambda: backward(model, optimizer))
-    assert "optimizer/state/0/func_evals" in FRAMEWORK.optimizer_entries(optimizer)
-    assert "old_dirs" in caplog.text
+    assert not [name for name in FRAMEWORK.optimizer_entries(optimizer) if "/state/" in name]
+    assert FRAMEWORK.optimizer_rest(optimizer)["odd"].keys() == {"0"}
+    assert {"func_evals", "old_dirs"} <= FRAMEWORK.optimizer_rest(optimizer)["odd"]["0"].keys()
 
 
 def backward(model, optimizer):

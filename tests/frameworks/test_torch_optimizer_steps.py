@@ -14,8 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
-from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_optimizer import CAPTURED, UNSEEN, OptimizerSteps, as_seen, logger
+from distsummary.frameworks.torch_step_hooks import listeners
 
 # what torch imports to compile
 COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -38,15 +38,11 @@ class Reported(OptimizerSteps):
 
 @pytest.fixture(autouse=True)
 def hooks():
-    """Lists the hooks of ours for all optimizers, of which a test leaves none."""
-
-    def ours():
-        registered = (of_torch._global_optimizer_pre_hooks, of_torch._global_optimizer_post_hooks)
-        return [hook for each in registered for hook in each.values() if isinstance(hook, Hook)]
-
-    yield ours
+    """Lists what listens to all optimizers, of which a test leaves nothing."""
+    yield listeners
     gc.collect()
-    assert not ours()
+    assert not listeners()
+    assert len(of_torch._global_optimizer_pre_hooks) <= 1
 
 
 @pytest.fixture
@@ -250,7 +246,7 @@ def test_an_error_in_a_hook_is_counted_and_does_not_reach_the_training(model, ca
 
 def test_no_hook_is_left_when_it_is_closed_or_forgotten(model, hooks):
     reported = Reported(model)
-    assert len(hooks()) == 2
+    assert len(hooks()) == 1
     reported.close()
     assert not hooks()
     reported.close()

@@ -109,10 +109,9 @@ class ModelGraph(Source):
         self._observer: Observer | None = None
 
     def watch(self, network: object) -> None:
-        """Begin to observe a model; a failure is counted."""
+        """Begin to observe a model; raises if that cannot be done."""
         self.close()
-        failed = partial(self._failures.fail, self.what)
-        self._observer = self._failures.call(self.what, observe, network, self._how, failed)
+        self._observer = observe(network, self._how, partial(self._failures.fail, self.what))
 
     def begin(self, params: CallbackParams) -> None:
         """See `Source`."""

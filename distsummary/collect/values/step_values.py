@@ -1,6 +1,5 @@
 """The values of one step, from the callback parameters: loss, learning rate, images, weights."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -126,7 +125,7 @@ class Parameters:
 
         def facts(tensor: Any) -> tuple[Shard | None, int]:
             """The shard (None: the tensor is whole here), and the bytes of the whole tensor."""
-            return self._framework.shard(tensor), math.prod(tensor.shape) * int(tensor.itemsize)
+            return self._framework.shard(tensor), self._framework.whole_nbytes(tensor)
 
         # Listed each time: parameters may have been added, removed or frozen since.
         parameters: dict[str, Any] = dict(self._framework.named_parameters(self._network))

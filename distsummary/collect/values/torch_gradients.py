@@ -7,6 +7,7 @@ from distsummary.base.failures import Failures
 from distsummary.collect.values.checked_values import checked_copy
 from distsummary.collect.values.sources import Source
 from distsummary.collect.values.step_values import Parameters
+from distsummary.diagnosis.verdict import UNRECORDED
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.own_tags import GRADIENT_TAGS
 from distsummary.format.records import Shard, Value
@@ -138,6 +139,7 @@ class Gradients(Source):
         elif step >= self.steps.after(self._waits_since):
             self._waits_since = step
             self._failures.count(NO_STEP, dropped={"histogram": len(self._due or ())})
+            self._context.report_finding(UNRECORDED, f"no gradients: {NO_STEP}")
 
     def _take(self) -> None:
         """Copy the gradients that are due of an optimizer that is about to step."""

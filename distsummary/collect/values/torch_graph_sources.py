@@ -128,6 +128,6 @@ def address_of(tensor: Tensor) -> int | None:
     """Where the memory of the tensor begins; None without one."""
     try:
         return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError):
-        # Fake, sparse, quantised and distributed tensors have no such memory.
+    except (RuntimeError, NotImplementedError, ValueError):
+        # Fake, sparse, quantised, distributed and lazy tensors have no such memory.
         return None

@@ -6,9 +6,8 @@ an accelerator, nothing waits: the results are copied to the host while the trai
 
 import logging
 import math
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from distsummary.base.failures import Failures
 from distsummary.collect.plan import share
 from distsummary.collect.values.sources import Source
+from distsummary.diagnosis.verdict import UNRECORDED
 from distsummary.format.norms import COLUMNS, ParameterNorms, ParameterTable
 from distsummary.format.own_tags import LAG, NONFINITE_TAGS, NONFINITE_TEXT, NORMS_TAG
 from distsummary.format.records import Array, Value
@@ -42,6 +43,12 @@ from distsummary.training.step_context import ENDED_LATE, StepContext
 from distsummary.training.timing.phases import RECORDING
 
 logger = logging.getLogger(__name__)
+
+NO_STEP = (
+    "none were measured, since no torch.optim.Optimizer that holds parameters of the watched model stepped "
+    "in a step of the run; call optimizer.step() inside of run.steps; where the optimizer holds copies, as "
+    "ZeRO's does, log its own norm, of DeepSpeed: run.log(grad_norm=engine.get_global_grad_norm())"
+)
 
 PARAGRAPH = "\n\n"  # between texts of a value; TensorBoard shows Markdown
 TURNS = 8  # a parameter's update is measured at every 8th step of its optimizer
@@ -91,7 +98,7 @@ class Norms(Source):
         self._measured: StepNorms | None = None  # what was measured in the current step
         self._copies: dict[int, Tensor] = {}  # of parameters before a step, by place
         # The newest step of the run at which each optimizer stepped, and how many after the one before.
-        self._stepped: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._stepped: MutableMapping[Optimizer, tuple[int, int]] = WeakIdKeyDictionary()
         self._nonfinite: dict[str, set[int]] = {"weight": set(), "gradient": set()}  # on devices, lately
         self._has_steps, self._has_norms = False, False
         self._optimizers = OptimizerSteps(model, before=self._before, after=self._after, failures=failures)
@@ -102,12 +109,8 @@ class Norms(Source):
         """Measure no more; a second call does nothing."""
         self._optimizers.close()
         if self._has_steps and not self._has_norms and next(self._model.parameters(), None) is not None:
-            self._failures.count(
-                "norms: none were measured, since no torch.optim.Optimizer that holds parameters of the "
-                "watched model stepped in a step of the run; call optimizer.step() inside of run.steps; "
-                "where the optimizer holds copies, as ZeRO's does, log its own norm, of DeepSpeed: "
-                "run.log(grad_norm=engine.get_global_grad_norm())"
-            )
+            self._failures.count(f"norms: {NO_STEP}")
+            self._context.report_finding(UNRECORDED, f"no norms: {NO_STEP}")
             self._has_steps = False
 
     def plan(self, last: int) -> None:
@@ -390,8 +393,7 @@ class _Listed:
         sizes = dict(zip(self.table.names, map(math.prod, self.table.shapes), strict=True))
         self.turns = [share(sizes, Group(index=turn, size=TURNS)) for turn in range(TURNS)]
         self._places = {id(one): place for place, one in enumerate(self.parameters)}
-        self._held: weakref.WeakKeyDictionary[Optimizer, tuple[list[int], list[int]]]
-        self._held = weakref.WeakKeyDictionary()
+        self._held: MutableMapping[Optimizer, tuple[list[int], list[int]]] = WeakIdKeyDictionary()
 
     def _is_known(self, name: str, parameter: Tensor) -> bool:
         """Whether the parameter has elements to measure; if not, notes why."""

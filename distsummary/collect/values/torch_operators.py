@@ -41,7 +41,7 @@ GRADIENTS = ("norm", "histogram", "tensor", "image")
 _PAGE = 64
 # Marks the elements of a page that nothing was written into: a NaN that no computation yields.
 _EMPTY_BITS = 0x7FE5_D157
-_EMPTY = torch.tensor(_EMPTY_BITS, dtype=torch.int32).view(torch.float32)
+_EMPTY = torch.tensor(_EMPTY_BITS, dtype=torch.int32, device="cpu").view(torch.float32)
 _LARGEST_IN_HAND = MAX_VALUE_BYTES // 4  # elements of a value that is copied on the host
 _NUMBERS = frozenset(
     (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)

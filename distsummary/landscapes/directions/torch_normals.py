@@ -26,7 +26,7 @@ def device_normals(seed: int, axis: int, name: str, start: int, stop: int, devic
     out = torch.empty(stop - start, dtype=torch.float32, device=device)
     for first in range(start, stop, PIECE):
         last = min(first + PIECE, stop)
-        steps = torch.arange(first // _WORDS, -(-last // _WORDS), device=device)
+        steps = torch.arange(first // _WORDS, -(-last // _WORDS), dtype=torch.int64, device=device)
         drawn = _normals(*_words(seed, axis, name, steps))
         skipped = first % _WORDS
         out[first - start : last - start] = drawn[skipped : skipped + last - first]

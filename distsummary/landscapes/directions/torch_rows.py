@@ -51,7 +51,7 @@ def tensor_of(rows: Any) -> Tensor:
     """The rows as a tensor that must not be written to: it may share the memory of the source array."""
     if isinstance(rows, Tensor):
         return rows
-    return torch.from_numpy(rows) if rows.flags.writeable else torch.tensor(rows)
+    return torch.from_numpy(rows) if rows.flags.writeable else torch.tensor(rows, device="cpu")
 
 
 @squares.register

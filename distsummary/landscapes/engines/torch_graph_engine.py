@@ -185,4 +185,4 @@ class TorchGraphEngine(TorchRowEngine):
 
 def warm_up() -> None:
     """Load the modules that recording needs; this takes about a second, once per process."""
-    record(torch.neg, [torch.zeros(1)])
+    record(torch.neg, [torch.zeros(1, dtype=torch.float32, device="cpu")])

@@ -113,7 +113,8 @@ class Measure:
             # A tuple is a loss and its parts, not one loss for each row.
             if isinstance(found, tuple):
                 raise TypeError("several values")
-            value = found if isinstance(found, Tensor) else torch.as_tensor(found)
+            dtype = None if hasattr(found, "dtype") else torch.float32
+            value = found if isinstance(found, Tensor) else torch.as_tensor(found, dtype=dtype, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             # These are the errors that as_tensor raises.
             raise LandscapeError(no_number_error(what, found)) from error

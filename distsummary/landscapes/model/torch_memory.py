@@ -120,7 +120,7 @@ def plane_tensors(
 
 def as_tensor(array: Array) -> Tensor:
     """A tensor with a copy of the array, because arrays in Ray's object store are read-only."""
-    return torch.tensor(np.asarray(array))
+    return torch.tensor(np.asarray(array), device="cpu")
 
 
 def to_device(batch: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:

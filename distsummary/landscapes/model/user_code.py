@@ -113,8 +113,8 @@ def bind_loss(
 def _parameters(function: Any) -> list[str]:
     try:
         return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        # A builtin function may have no signature.
+    except Exception:
+        # A builtin function may have none, and an object of the user's may raise anything.
         return []
 
 

@@ -1,6 +1,8 @@
 """Where the phases of a torch model's step begin: forward, backward, waiting for other ranks, optimizer."""
 
+from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -8,7 +10,6 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from distsummary.base.guard import Guard
@@ -16,6 +17,7 @@ from distsummary.frameworks.torch import FRAMEWORK
 from distsummary.frameworks.torch_hook import Hook
 from distsummary.frameworks.torch_modules import has_fsdp1
 from distsummary.frameworks.torch_optimizer import is_captured
+from distsummary.frameworks.torch_step_hooks import StepListener, listen
 from distsummary.training.timing.device_times import DeviceTimes
 from distsummary.training.timing.phases import BACKWARD, FORWARD, OPTIMIZER, REST, WAIT, Phases
 
@@ -33,7 +35,7 @@ class TorchPhases:
     """
 
     def __init__(self, model: nn.Module, phases: Phases) -> None:
-        self._model, self._phases = model, phases
+        self._model, self._phases, self._thread = model, phases, get_ident()
         self._guard = Guard(phases.failures, self._mend)
         self._passes = 0  # backward passes done, from which the last gradient is learnt
         self._last: nn.Parameter | None = None  # whose gradient came last in this backward pass
@@ -42,6 +44,7 @@ class TorchPhases:
         self._lasts: set[nn.Parameter] = set()
         self._lazy: list[nn.Parameter] = []  # which get their shapes, and may be hooked, later
         self._handles: list[RemovableHandle] = []
+        self._stop_listening: Callable[[], None] = lambda: None
         self._is_in_optimizer = False  # whose closure may call the model
         devices = {parameter.device for parameter in model.parameters()}
         is_split = has_fsdp1(model) or any(
@@ -75,6 +78,7 @@ class TorchPhases:
     def _set_hooks(self, is_marked: bool) -> None:
         """Register the hooks, of which the parameters' are those that are in use; or remove them."""
         handles = self._handles
+        self._stop_listening()
         for handle in [*handles, *self._hooks.values()]:
             handle.remove()
         handles.clear()
@@ -85,8 +89,12 @@ class TorchPhases:
         handles.append(self._model.register_forward_pre_hook(hook(self._begin_forward), prepend=True))
         # These are called for any optimizer, also one of another model: `OptimizerSteps`, which finds out
         # whose it is, takes ten times as long.
-        handles.append(register_optimizer_step_pre_hook(hook(self._begin_optimizer)))
-        handles.append(register_optimizer_step_post_hook(hook(self._end_optimizer)))
+        self._stop_listening = listen(
+            StepListener(
+                self._guard.wrap("optimizer", self._begin_optimizer),
+                self._guard.wrap("optimizer", self._end_optimizer),
+            )
+        )
         for parameter in self._hooks:
             # A parameter that was frozen since takes no hook.
             if parameter.requires_grad:
@@ -116,12 +124,12 @@ class TorchPhases:
             self._phases.enter(FORWARD)
 
     def _begin_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
+        if get_ident() == self._thread:
             self._is_in_optimizer = True
             self._phases.enter(OPTIMIZER)
 
-    def _end_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
+    def _end_optimizer(self, optimizer: Optimizer) -> None:
+        if get_ident() == self._thread:
             self._is_in_optimizer = False
             self._phases.enter(BACKWARD if self._phases.is_in_backward else REST)
 

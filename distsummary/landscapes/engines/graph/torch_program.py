@@ -186,7 +186,7 @@ class ChunkFlat(Flat):
     def load(self, xs: Sequence[float]) -> None:
         """Set the next points; a short chunk is padded with its last point."""
         padded = [*xs, *[xs[-1]] * (len(self._steps) - len(xs))]
-        steps = torch.tensor(padded, dtype=self._steps.dtype)
+        steps = torch.tensor(padded, dtype=self._steps.dtype, device="cpu")
         self._steps.copy_(pinned(steps, self._steps.device), non_blocking=True)
 
     def move(self) -> None:
