@@ -47,6 +47,11 @@ _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items() if dtype[0] i
 }
 
 
+def holds(dtype: object) -> bool:
+    """Whether a .ckpt can hold arrays of a dtype."""
+    return isinstance(dtype, np.dtype) and dtype.newbyteorder("<") in _NAMES
+
+
 def map_ckpt(path: str | os.PathLike[str], data: bytes | None = None) -> MappedState:
     """The arrays of a .ckpt file in file order; each is read when it is accessed.
 

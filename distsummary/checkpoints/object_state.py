@@ -18,8 +18,9 @@ KIND = "$"  # the key of a dict that stands for something that JSON does not hav
 def state_entries(name: str, state: object) -> dict[str, "Array | str"]:
     """The state as entries of a checkpoint: `<name>`, a text in JSON, and `<name>/<number>`, its arrays.
 
-    A state is made of None, bool, int, float, str, tensors, arrays, and of lists, tuples, dicts and Counters
-    of these, as the state dicts of torch's schedulers and scalers are. Raises InvalidTypeError for others.
+    A state is made of None, bool, int, float, str, bytes, tensors, arrays, and of lists, tuples, dicts and
+    Counters of these, as the state dicts of torch's schedulers and scalers are. Raises InvalidTypeError for
+    others.
     """
     arrays: list[Array] = []
 
@@ -38,6 +39,9 @@ def state_entries(name: str, state: object) -> dict[str, "Array | str"]:
                 return {key: encoded(one, f"{where}[{key!r}]") for key, one in value.items()}
             items = [[encoded(key, where), encoded(one, f"{where}[{key!r}]")] for key, one in value.items()]
             return {KIND: "counter" if isinstance(value, Counter) else "dict", "items": items}
+        if isinstance(value, bytes | bytearray):
+            arrays.append(np.frombuffer(bytes(value), np.uint8))
+            return {KIND: "bytes", "number": len(arrays) - 1}
         framework = framework_of(value)
         if not framework.is_tensor(value):
             raise InvalidTypeError(
@@ -68,6 +72,8 @@ def state_of(name: str, text: str, entries: Mapping[str, Array]) -> Any:
             items = {decoded(key): decoded(one) for key, one in value["items"]}
             return Counter(items) if kind == "counter" else items
         array = entries[f"{name}/{value['number']}"]
+        if kind == "bytes":
+            return np.asarray(array).tobytes()
         if kind == "torch":
             # If torch is missing, this raises the error that says how to install it.
             load("torch")

@@ -4,6 +4,8 @@ Names of entries (see `object_state`):
 
     training/<rank>           of each rank: where it stands, its random numbers, the loss scale
     training/states/<name>    of an object in append_info
+    training/modules          what modules keep beyond parameters and buffers
+    training/optimizer        the class of the optimizer, the names and shapes of its parameters, odd states
 
 Those of a rank that writes no part of the checkpoint are in `<stem>.training/<rank>.<suffix>` next to it.
 """
@@ -31,6 +33,7 @@ from distsummary.checkpoints.object_state import state_of
 
 FOLDER = ".training"
 STATES = f"{TRAINING}states/"
+MODULES, OPTIMIZER = f"{TRAINING}modules", f"{TRAINING}optimizer"
 
 
 def rank_file(path: Path, rank: int) -> Path:
@@ -62,7 +65,7 @@ def training_state(
     """The state of a rank in the checkpoint at `path`, opened as `stored`; None if it was not saved."""
     name = f"{TRAINING}{rank}"
     own = rank_file(path, rank)
-    if name not in stored and TEXT + name not in stored:
+    if not holds_state(name, stored):
         if not own.is_file():
             return None
         stored = read_model(own, key=key, mode=mode)
@@ -80,6 +83,11 @@ def saved_states(stored: StoredState) -> list[str]:
         # An array of a state has the name of the state and a number.
         and not (name.rpartition("/")[2].isdecimal() and name.rpartition("/")[0] in names)
     )
+
+
+def holds_state(name: str, stored: StoredState) -> bool:
+    """Whether a checkpoint has a state with this name."""
+    return name in stored or TEXT + name in stored
 
 
 def named_state(name: str, stored: StoredState) -> Any:

@@ -5,6 +5,7 @@ communicating, and holds its copies in its own memory until they are written. So
 is copied once in total: a W-th of it on each rank.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,12 @@ from typing import Any
 
 from distsummary.base.failures import Failures
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
+from distsummary.checkpoints.mindspore_ckpt import holds as holds_ckpt
 from distsummary.checkpoints.share import SavedShare, share_of
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
 from distsummary.collect.background import Background
 from distsummary.collect.run_lineage import class_name
-from distsummary.errors import InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Array, Framework, framework_of
 from distsummary.rundir.attempts import Registration
@@ -25,6 +27,8 @@ from distsummary.rundir.deal import Group
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.training.step_context import ENDED_LATE
+
+logger = logging.getLogger(__name__)
 
 # A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
 # only once for a disk that does not respond.
@@ -40,6 +44,7 @@ class KeptTrajectory:
     framework: Framework
     network: Any
     share: SavedShare
+    left_out: frozenset[str]  # buffers that the file cannot hold
 
     def due(self, unit: str, number: int) -> bool:
         """Whether this step or epoch is planned and not yet saved."""
@@ -55,6 +60,8 @@ class KeptTrajectory:
         state: dict[str, Array] = {}
         slices: dict[str, Shard] = {}
         for name, tensor in self.framework.tensors(self.network):
+            if name in self.left_out:
+                continue
             shard = self.framework.shard(tensor)
             if (shard is not None) != (name in self.share.split):
                 was, is_now = ("in shards", "whole") if shard is None else ("whole", "in shards")
@@ -95,7 +102,35 @@ def keep_trajectory(
         shard_rank=share.shard_rank,
     )
     framework = framework_of(network)
-    return KeptTrajectory(writer=writer, unit=spec.unit, framework=framework, network=network, share=share)
+    trained = {name for name, _ in framework.named_parameters(network)}.union(
+        framework.frozen_parameters(network)
+    )
+    left_out: dict[str, str] = {}
+    for name, tensor in framework.tensors(network):
+        # Only parameters move along the path: a landscape takes the buffers of the model that it is given.
+        if name not in trained and not holds_ckpt(dtype := _dtype_of(framework, tensor)):
+            left_out[name] = str(dtype)
+    if left_out:
+        logger.warning(
+            "the checkpoints of the trajectory leave out buffers whose dtypes a .ckpt cannot hold: %s",
+            ", ".join(f"{name} ({dtype})" for name, dtype in left_out.items()),
+        )
+    return KeptTrajectory(
+        writer=writer,
+        unit=spec.unit,
+        framework=framework,
+        network=network,
+        share=share,
+        left_out=frozenset(left_out),
+    )
+
+
+def _dtype_of(framework: Framework, tensor: Any) -> Any:
+    """The dtype of a tensor's array; of a tensor that has none, such as a quantized one, its own."""
+    try:
+        return framework.array_spec(tensor).dtype
+    except (InvalidTypeError, InvalidValueError):
+        return tensor.dtype
 
 
 class CheckpointKeeper:

@@ -1,8 +1,10 @@
 """Copies what this rank saves of a model and its optimizer, and writes the copy."""
 
+import logging
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ from distsummary.checkpoints.shard_file import (
     write_shards,
 )
 from distsummary.checkpoints.share import SavedShare, share_of
-from distsummary.checkpoints.training_state import STATES
-from distsummary.errors import InvalidValueError
+from distsummary.checkpoints.training_state import MODULES, OPTIMIZER, STATES
+from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import Shard
 from distsummary.frameworks.base import Framework, Pending, framework_of
 from distsummary.rundir.topology import DATA_AXES, Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.checkpoint_config import INFO, CheckpointConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -152,7 +156,7 @@ class CheckpointParts:
         config = kept.config
         failure: Exception | None = None
         model = dict(self.framework.tensors(self.network))
-        of_optimizer = {} if self.optimizer is None else self.framework.optimizer_entries(self.optimizer)
+        of_optimizer, rest = self._of_optimizer(model)
         for name, value in (model | of_optimizer).items():
             framework = framework_of(value)
             if not framework.is_tensor(value):
@@ -197,6 +201,44 @@ class CheckpointParts:
             kept.names = {name: other for name, other in torch_names if name != other}
         if place is None or place.rank == 0:
             kept.values |= _information(params, config, taken=kept.values)
+            kept.values |= rest | self._of_modules()
+
+    def _of_optimizer(self, model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array | str]]:
+        """The optimizer's state as tensors and numbers by name, and the rest: all of it, or nothing."""
+        if self.optimizer is None:
+            return {}, {}
+        rest = self.framework.optimizer_rest(self.optimizer)
+        if not rest:
+            return self.framework.optimizer_entries(self.optimizer), {}
+        known = {id(tensor): name for name, tensor in model.items()}
+        held = (one for group in self.optimizer.param_groups for one in group["params"])
+        rest["names"] = [known.get(id(one)) for one in held]
+        try:
+            if rest["odd"] and self.is_split:
+                raise InvalidTypeError("lists of shards cannot be put together again")
+            more = state_entries(OPTIMIZER, rest)
+        except InvalidTypeError as error:
+            unsaved(f"the state of the optimizer {rest['class']} is not saved: {error}")
+            return {}, {}
+        return self.framework.optimizer_entries(self.optimizer), more
+
+    def _of_modules(self) -> dict[str, "Array | str"]:
+        """What the modules keep beyond parameters and buffers; what cannot be saved is named once."""
+        saved: dict[str, dict[str, Any]] = {}
+        for path, state in self.framework.own_states(self.network).items():
+            try:
+                state_entries(path, state)
+            except InvalidTypeError as error:
+                unsaved(f"the own state of the module {path!r} is not saved: {error}")
+            else:
+                saved[path] = state
+        return state_entries(MODULES, saved) if saved else {}
+
+
+@cache
+def unsaved(reason: str) -> None:
+    """Say once what a checkpoint leaves out."""
+    logger.warning("%s", reason)
 
 
 def source_of(params: CallbackParams, config: CheckpointConfig, topology: Topology) -> CheckpointParts:

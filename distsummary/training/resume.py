@@ -10,8 +10,17 @@ from distsummary.checkpoints import dcp
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.load import load_param_into_net, parameters_of
 from distsummary.checkpoints.model_file import read_model, saved_in
-from distsummary.checkpoints.training_state import STATES, named_state, saved_states, training_state
+from distsummary.checkpoints.training_state import (
+    MODULES,
+    OPTIMIZER,
+    STATES,
+    holds_state,
+    named_state,
+    saved_states,
+    training_state,
+)
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.frameworks.base import framework_of
 from distsummary.rundir.topology import detect
 from distsummary.training.resumed import Resumed
 
@@ -74,9 +83,19 @@ def resume(
                 f"{path} holds no state {name!r}, only {saved}; give the object to append_info= when saving"
             )
     parameters = parameters_of(stored, stored)
-    for target in (network, optimizer):
-        if target is not None:
-            load_param_into_net(target, parameters)
+    rest = named_state(OPTIMIZER, stored) if holds_state(OPTIMIZER, stored) else {}
+    if optimizer is not None and rest:
+        _refuse_other_optimizer(path, rest, optimizer, network)
+    if network is not None:
+        load_param_into_net(network, parameters)
+        own = named_state(MODULES, stored) if holds_state(MODULES, stored) else {}
+        framework_of(network).load_own_states(network, own)
+        if missing := framework_of(network).own_states(network).keys() - own.keys():
+            logger.warning("%s does not hold the own state of the modules %s", path, sorted(missing))
+    if optimizer is not None and rest:
+        framework_of(optimizer).load_optimizer(optimizer, parameters, rest["odd"])
+    elif optimizer is not None:
+        load_param_into_net(optimizer, parameters)
     for name, value in states.items():
         value.load_state_dict(named_state(STATES + name, stored))
     # Where the training stood is in rank 0's state; the random numbers are those of this rank.
@@ -110,3 +129,31 @@ def resume(
     )
     resumed.begin()
     return resumed
+
+
+def _refuse_other_optimizer(path: Path, saved: dict[str, Any], optimizer: Any, network: Any) -> None:
+    """Raise InvalidValueError for an optimizer to which the saved state does not belong.
+
+    More parameters than were saved may follow at the end; they begin without state.
+    """
+    now = framework_of(optimizer).optimizer_rest(optimizer)
+    remedy = "make the optimizer as in the training that saved it, or resume without optimizer="
+    if now.get("class") != saved["class"]:
+        raise InvalidValueError(
+            f"{path} holds the state of an optimizer {saved['class']}, got {type(optimizer).__name__}; "
+            f"{remedy}"
+        )
+    known = {} if network is None else {id(t): name for name, t in framework_of(network).tensors(network)}
+    names = [known.get(id(one)) for group in optimizer.param_groups for one in group["params"]]
+    for place, (name, shape) in enumerate(zip(saved["names"], saved["shapes"], strict=True)):
+        if place >= len(names):
+            raise InvalidValueError(
+                f"{path} holds the state of an optimizer of {len(saved['names'])} parameters, got one of "
+                f"{len(names)}; {remedy}"
+            )
+        other, size = names[place], now["shapes"][place]
+        if (name is not None and other is not None and name != other) or (size and size != shape):
+            raise InvalidValueError(
+                f"{path} holds the state of an optimizer whose parameter {place} is {name!r} of shape "
+                f"{tuple(shape)}, got {other or 'one'!r} of shape {tuple(size)}; {remedy}"
+            )
