@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +36,19 @@ _follower: "Follower | None" = None
 _replaced: list[tuple[Any, str, Any]] = []  # owner, name, what it was
 
 
+class _Loss(NamedTuple):
+    """The loss of a backward pass, and the ids of parameters whose gradients were cleared since."""
+
+    value: Tensor
+    cleared: set[int]
+
+
 class Follower:
     """Follows the training of the thread that trains first; with a run, from an optimizer's first step on.
 
-    The loss of a step is the sum of the numbers whose gradients were computed for it, unscaled. Of a closure,
-    which an optimizer may call several times in a step, the first evaluation counts.
+    The loss of a step is the sum of the numbers whose gradients the optimizer uses, unscaled: not of those
+    whose gradients were cleared since. Of a closure, which an optimizer may call several times in a step, the
+    first evaluation counts.
 
     Its attributes are what the hooks of torch leave in a step until its optimizer steps.
 
@@ -64,7 +72,10 @@ class Follower:
         self._has_parts = False  # until the first of these has ended, further calls are parts of it
         self.calls = 0  # of optimizers
         self._passes = 0  # backward passes that have begun and not ended, each within the one before
-        self._losses: list[Tensor] = []  # of the passes since the last call of an optimizer
+        self.losses: list[_Loss] = []  # of the passes whose gradients no optimizer has used yet
+        self._probe: weakref.ref[Tensor] | None = None  # a parameter that an optimizer has used
+        self._probed: weakref.ref[Optimizer] | None = None  # that optimizer
+        self._seen: tuple[Tensor | None, int] = None, 0  # its gradient after the last pass, and its version
         self._has_closure = False  # this call of an optimizer has computed gradients, by its closure
         self._unscaled: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}  # of what GradScaler has scaled
         self._norm: Tensor | float | None = None  # of the gradients, as the script computes it, else as we do
@@ -96,24 +107,56 @@ class Follower:
         self._rounds.note_backward()
         if self.run is not None:
             self.run.begin_backward()
-        # A pass with given gradients, or from other roots than single numbers, is not that of a loss.
-        if gradients is not None:
-            return
+        probe = None if self._probe is None else self._probe()
+        self._look_at(probe)
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
-        for root in roots:
-            if not isinstance(root, Tensor) or root.numel() != 1:
-                return
-        self._losses += map(self._loss_of, roots)
+        given = (gradients,) if gradients is None or isinstance(gradients, Tensor) else tuple(gradients)
+        weights = given if len(given) == len(roots) else (None,) * len(roots)
+        # A pass from other roots than numbers, or a few with weights, is not that of a loss, nor is one that
+        # leaves out what is trained, such as that of an attack on the input.
+        is_loss = all(
+            isinstance(root, Tensor) and (root.numel() == 1 if weight is None else root.ndim <= 1)
+            for root, weight in zip(roots, weights, strict=True)
+        )
+        if is_loss and (probe is None or probe.requires_grad):
+            self.losses += [_Loss(self._loss_of(*pair), set()) for pair in zip(roots, weights, strict=True)]
 
-    def _loss_of(self, root: Tensor) -> Tensor:
-        """What a root was before GradScaler scaled it."""
+    def _loss_of(self, root: Tensor, weight: Tensor | None) -> Tensor:
+        """What a root was before GradScaler scaled it; the sum of those that are weighted."""
         reference, unscaled = self._unscaled.get(id(root), (None, root))
-        loss = unscaled if reference is not None and reference() is root else root
-        return loss.detach().reshape(()) if loss.ndim else loss.detach()
+        loss = (unscaled if reference is not None and reference() is root else root).detach()
+        if weight is not None:
+            return (loss * weight.detach()).sum()
+        return loss.reshape(()) if loss.ndim else loss
+
+    def _look_at(self, probe: Tensor | None) -> None:
+        """Find out whether the script itself has cleared the gradients since the last pass."""
+        gradient, version = self._seen
+        if not self.losses or probe is None or gradient is None:
+            return
+        now = probe.grad
+        is_changed = now is not None and now.is_cpu and (now is not gradient or _writes(now) != version)
+        if now is None or (is_changed and not now.any()):
+            for one in self.losses:
+                one.cleared.add(id(probe))
+            self._norm = None
+
+    def note_cleared(self, holder: Optimizer | nn.Module) -> None:
+        """The gradients of an optimizer's or a module's parameters were cleared."""
+        # A closure clears them at each of its evaluations, of which the first counts.
+        if self._calling and self._has_closure:
+            return
+        held = set(map(id, parameters_of(holder)))
+        for one in self.losses:
+            one.cleared.update(held)
+        self._norm = None
 
     def end_backward(self) -> None:
         """It has ended, or failed."""
         self._passes = max(0, self._passes - 1)
+        if (probe := None if self._probe is None else self._probe()) is not None:
+            gradient = probe.grad
+            self._seen = gradient, 0 if gradient is None else _writes(gradient)
         if self._has_closure and not self._passes and self._calling:
             self._measure_norm(self._calling[0])
 
@@ -128,7 +171,7 @@ class Follower:
 
     def note_skipped(self) -> None:
         """GradScaler has left a step out, as its gradients are not finite."""
-        self._losses, self._norm = [], None
+        self.losses, self._norm = [], None
         self._unscaled.clear()
 
     def note_norm(self, norm: Any) -> None:
@@ -178,11 +221,28 @@ class Follower:
         is_outermost = self._calling.pop() is optimizer and not self._calling
         if not is_outermost or not is_done:
             return
-        losses, self._losses, norm, self._norm = self._losses, [], self._norm, None
+        norm, self._norm = self._norm, None
         self._unscaled.clear()
-        self.run.add(optimizer, losses, norm, self._wrapped)
-        if self._rounds.end(optimizer) and not self.run.end_step():
-            stop_following()
+        self.run.add(optimizer, self._used_by(optimizer), norm, self._wrapped)
+        if self._rounds.end(optimizer):
+            self.losses = []
+            if not self.run.end_step():
+                stop_following()
+
+    def _used_by(self, optimizer: Optimizer) -> list[Tensor]:
+        """The losses whose gradients an optimizer has used; others may be those of another optimizer."""
+        probe = None if self._probe is None else self._probe()
+        if probe is None or self._probed is None or self._probed() is not optimizer:
+            probe = next((one for one in parameters_of(optimizer) if one.grad is not None), None)
+            self._probe = None if probe is None else weakref.ref(probe)
+            self._probed, self._seen = weakref.ref(optimizer), (None, 0)
+        left: list[_Loss] = []
+        if any(one.cleared for one in self.losses):
+            held = {id(one) for one in parameters_of(optimizer) if one.requires_grad}
+            left = [one for one in self.losses if id(probe) in one.cleared or one.cleared >= held]
+        used = [one.value for one in self.losses if all(one is not other for other in left)]
+        self.losses = left
+        return used
 
     def begin_parts(self) -> None:
         """The calls of optimizers until `end_parts` are parts of one, the first."""
@@ -238,6 +298,8 @@ def start_following(begin: Begin, *, is_default: bool = False) -> Follower:
     _replace(torch.nn.utils, "clip_grad_norm_", clip)
     _replace(torch.nn.utils.clip_grad, "clip_grad_norm_", clip)
     _replace(torch.nn.utils, "clip_grads_with_norm_", _clip_with(torch.nn.utils.clip_grads_with_norm_))
+    _replace(Optimizer, "zero_grad", _clearing(Optimizer.zero_grad))
+    _replace(nn.Module, "zero_grad", _clearing(nn.Module.zero_grad))
     _replace(torch.amp.GradScaler, "scale", follow_scale(torch.amp.GradScaler.scale))
     _replace(torch.amp.GradScaler, "step", _scaled_step(torch.amp.GradScaler.step))
     return follower
@@ -352,6 +414,31 @@ def _step(call: Callable[..., Any]) -> Callable[..., Any]:
 
     vars(step)[FOLLOWED] = True
     return step
+
+
+def _writes(tensor: Tensor) -> int:
+    """How often torch has written to a tensor; of an inference tensor it does not count that."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def parameters_of(holder: Optimizer | nn.Module) -> list[Tensor]:
+    """The parameters of an optimizer or a module."""
+    if isinstance(holder, nn.Module):
+        return [*holder.parameters()]
+    return [one for group in holder.param_groups for one in group["params"]]
+
+
+def _clearing(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that clears gradients, of which the follower is notified if it has losses for them."""
+
+    @functools.wraps(call)
+    def zero_grad(self: Any, *args: Any, **named: Any) -> Any:
+        result = call(self, *args, **named)
+        if (follower := _follower) is not None and follower.losses and not is_compiled():
+            follower.call(follower.note_cleared, self)
+        return result
+
+    return zero_grad
 
 
 def follow_clip(call: Callable[..., Any]) -> Callable[..., Any]:

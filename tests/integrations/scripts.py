@@ -96,6 +96,77 @@ def accumulation() -> Result:
     return rows, [model]
 
 
+def attacked() -> Result:
+    """FGSM: the first pass of a step serves the gradient of the input."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches():
+        x.requires_grad_()
+        mse_loss(model(x), y).backward()
+        assert x.grad is not None
+        loss = mse_loss(model((x + 0.1 * x.grad.sign()).detach()), y)
+        optimizer.zero_grad()
+        loss.backward()
+        rows.append((loss.item(), 0.1, norm_of(model)))
+        optimizer.step()
+    return rows, [model]
+
+
+def sharpness() -> Result:
+    """SAM: the gradients of the first pass lead to where those of the second are computed."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches():
+        mse_loss(model(x), y).backward()
+        before = [one.detach().clone() for one in model.parameters()]
+        for one in model.parameters():
+            assert one.grad is not None
+            one.data.add_(one.grad, alpha=0.05)
+        optimizer.zero_grad(set_to_none=False)
+        loss = mse_loss(model(x), y)
+        loss.backward()
+        for one, old in zip(model.parameters(), before, strict=True):
+            one.data = old
+        rows.append((loss.item(), 0.1, norm_of(model)))
+        optimizer.step()
+        model.zero_grad()
+    return rows, [model]
+
+
+def bad_batches() -> Result:
+    """The loop itself leaves out batches whose gradients are not finite, in several ways; or probes one."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (x, y) in enumerate(batches(2 * STEPS)):
+        loss = mse_loss(model(x), y * (torch.nan if number % 2 else 1.0))
+        loss.backward()
+        if number % 2:
+            for one in model.parameters():
+                if number % 4 == 1:
+                    one.grad = None
+                else:
+                    assert one.grad is not None
+                    one.grad.zero_()
+            continue
+        rows.append((loss.item(), 0.1, norm_of(model)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return rows, [model]
+
+
+def weighted() -> Result:
+    """Each sample of a batch has its loss and its weight."""
+    model, rows = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches():
+        losses, weights = (model(x) - y).square().flatten(), torch.rand(4)
+        optimizer.zero_grad()
+        losses.backward(weights)
+        rows.append(((losses * weights).sum().item(), 0.1, norm_of(model)))
+        optimizer.step()
+    return rows, [model]
+
+
 class Container(torch.optim.Optimizer):
     """As torchtitan's: has all parameters and no learning rate, and steps optimizers of its own."""
 
@@ -424,6 +495,10 @@ TRAININGS: dict[str, Callable[[], Result]] = {
             plain,
             own_schedule,
             accumulation,
+            attacked,
+            sharpness,
+            bad_batches,
+            weighted,
             contained,
             amp,
             amp_fused,
