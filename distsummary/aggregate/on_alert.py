@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
+from distsummary.base.at_exit import DaemonThread
 from distsummary.base.redaction import redacted
 from distsummary.base.termination import Terminated, on_termination
-from distsummary.base.threads import DaemonThread
 from distsummary.diagnosis.alert_sender import Alert, send
 from distsummary.diagnosis.alerts import SMALL, Key, key_of, parsed
 from distsummary.diagnosis.reporting import RATE, held_back

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from distsummary.aggregate.registrar import first_free_attempt
+from distsummary.base.at_exit import DaemonThread
 from distsummary.base.processes import is_alive
-from distsummary.base.threads import DaemonThread
 from distsummary.rundir.attempts import (
     Registration,
     find_attempt,

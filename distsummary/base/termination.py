@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+from distsummary.base.at_exit import DaemonThread
 from distsummary.base.guard import Guard
-from distsummary.base.threads import DaemonThread
 
 logger = logging.getLogger(__name__)
 

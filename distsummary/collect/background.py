@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from distsummary.base.at_exit import close_at_exit, is_closed
+from distsummary.base.at_exit import DaemonThread, close_at_exit, is_closed
 from distsummary.base.failures import LOOK_S, BoundedWait, Failures
 from distsummary.base.health import Health
-from distsummary.base.threads import DaemonThread
 from distsummary.errors import ClosedError
 
 logger = logging.getLogger(__name__)

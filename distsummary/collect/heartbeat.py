@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from distsummary.base.at_exit import DaemonThread
 from distsummary.base.failures import Failures
-from distsummary.base.threads import DaemonThread
 from distsummary.rundir.deal import FIRST, Deal, Heartbeat
 from distsummary.rundir.timeouts import BEAT_S
 

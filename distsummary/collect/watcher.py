@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from distsummary.base.at_exit import DaemonThread
 from distsummary.base.failures import Failures
 from distsummary.base.publish import replacing
-from distsummary.base.threads import DaemonThread
 from distsummary.collect.crash_log import CrashLog
 from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, COMPILE, ProcessGroup, RankReport

@@ -10,10 +10,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from distsummary.base.at_exit import close_at_exit, is_closed
+from distsummary.base.at_exit import DaemonThread, close_at_exit, is_closed
 from distsummary.base.failures import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, error_line
 from distsummary.base.health import Health
-from distsummary.base.threads import DaemonThread
 from distsummary.errors import ClosedError, WriteError
 from distsummary.events.closing_line import ClosingLine
 from distsummary.events.spec import DROP, WriterSpec

@@ -127,7 +127,7 @@ def one_compile_thread() -> Iterator[None]:
 
 @private("torch.jit._recursive.create_script_module", "", lambda is_ours: None)
 def hide_from_script(is_ours: Callable[[Any], bool]) -> None:
-    """Hide hooks from torch.jit.script, which cannot compile them; else it raises for a model that has some."""
+    """Hide hooks from torch.jit.script, which otherwise raises for a model that has some."""
     recursive: Any = torch.jit._recursive
     create = recursive.create_script_module
 

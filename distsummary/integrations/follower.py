@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from distsummary.base.guard import Guard, is_users
 from distsummary.base.terminal import announced
 from distsummary.frameworks.torch import local_part
-from distsummary.frameworks.torch_private import is_in_compiled, loader_iterator
+from distsummary.frameworks.torch_private import is_in_compiled, loader_iterator, writes_to
 from distsummary.integrations.gradient_norm import gradient_norm
 from distsummary.integrations.step_rounds import StepRounds
 from distsummary.training.forks import register_for_forks
@@ -135,7 +135,7 @@ class Follower:
         if not self.losses or probe is None or gradient is None:
             return
         now = probe.grad
-        is_changed = now is not None and now.is_cpu and (now is not gradient or _writes(now) != version)
+        is_changed = now is not None and now.is_cpu and (now is not gradient or writes_to(now) != version)
         if now is None or (is_changed and not now.any()):
             for one in self.losses:
                 one.cleared.add(id(probe))
@@ -156,7 +156,7 @@ class Follower:
         self._passes = max(0, self._passes - 1)
         if (probe := None if self._probe is None else self._probe()) is not None:
             gradient = probe.grad
-            self._seen = gradient, 0 if gradient is None else _writes(gradient)
+            self._seen = gradient, 0 if gradient is None else writes_to(gradient)
         if self._has_closure and not self._passes and self._calling:
             self._measure_norm(self._calling[0])
 
@@ -416,11 +416,6 @@ def _step(call: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def _writes(tensor: Tensor) -> int:
-    """How often torch has written to a tensor; of an inference tensor it does not count that."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def parameters_of(holder: Optimizer | nn.Module) -> list[Tensor]:
     """The parameters of an optimizer or a module."""
     if isinstance(holder, nn.Module):
@@ -434,7 +429,7 @@ def _clearing(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def zero_grad(self: Any, *args: Any, **named: Any) -> Any:
         result = call(self, *args, **named)
-        if (follower := _follower) is not None and follower.losses and not is_compiled():
+        if (follower := _active()) is not None and follower.losses:
             follower.call(follower.note_cleared, self)
         return result
 

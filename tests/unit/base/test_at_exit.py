@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from distsummary.base.threads import DaemonThread
+from distsummary.base.at_exit import DaemonThread
 
 
 def test_work_without_a_thread_is_done_once_by_the_thread_that_joins_it(
