@@ -77,6 +77,6 @@ def _above(values: Array, middle: Array) -> tuple[Array, Array]:
         rows = slice(start, start + each)
         with np.errstate(invalid="ignore"):
             above = np.nan_to_num(values[rows] - middle[rows, None], posinf=0.0, neginf=0.0)
-        of_ranks += above.sum(axis=0)
+        of_ranks += above.sum(axis=0, dtype=np.float64)
         of_steps[rows] = above.max(axis=1)
     return of_ranks, of_steps

@@ -55,6 +55,7 @@ def marks(run: RecordedRun, tags: list[str]) -> dict[str, Any]:
                 {"attempt": int(attempt), "first_step": int(own.min()), "last_step": int(own.max())}
             )
         order = np.argsort(steps, kind="stable")
+        order = order[np.isfinite(seconds[order])]
         kept = order[spread(order.size, _TIMES)]
         times = {"steps": small(steps[kept]), "seconds": seconds[kept].astype(np.float64)}
     if epoch is not None:

@@ -117,6 +117,9 @@ def _page(
             # The first tags share half of the points, all others the rest.
             share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
             curves.append(_curve(tag, matrix, of_all, named, share, merged.get(tag)))
+        # All steps of a tag may have been made again without it.
+        if not matrix.steps.size:
+            continue
         numbers.take(tag, matrix, of_all)
         # The most interesting tag, which is the first one, stands for the run in the counts of ranks.
         counts = counts or _counts(matrix.steps, of_all)
@@ -163,9 +166,9 @@ def _of_ranks(
     """
     if len(run.ranks) == 1:
         return {}, None, lambda steps: None
-    if OWN_MS not in tags:
+    own = Matrix(*run.matrix_and_nans(OWN_MS)) if OWN_MS in tags else None
+    if own is None or not own.steps.size:
         return _map_tags(tags, verdicts), None, lambda steps: None
-    own = Matrix(*run.matrix_and_nans(OWN_MS))
     middle = reference(band(own.ranks, own.values, own.nans), own.ranks.size)
     steps = [int(row[name]) for row in verdicts for name in ("since_step", "until_step") if row[name] >= 0]
     anatomy = Anatomy(own, middle, named=named, steps=steps, tags=tags)

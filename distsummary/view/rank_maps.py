@@ -52,6 +52,7 @@ def rank_map(
     steps, ranks, values, nans = matrix
     if not np.isfinite(middle).any():
         return None
+    middle = middle.astype(np.float64)  # the mean of two large values is no infinity
     scale = _scale(middle) if step_of is None else step_of
     edges = columns(steps, int(min(_WIDTH, max(60, (steps[-1] - steps[0] + 1) // _STEPS))))
     shape = edges.size - 1, ranks.size
@@ -59,10 +60,10 @@ def rank_map(
     at, bad = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     middles = np.full(edges.size - 1, np.nan, np.float32)
     for column, (start, end) in enumerate(pairwise(edges)):
-        block = values[start:end]
+        block = values[start:end].astype(np.float64)
         with np.errstate(all="ignore"):
             part = (block - middle[start:end, None]) / scale[start:end, None]
-        part[~np.isfinite(part)] = np.nan
+        part = np.clip(np.where(np.isfinite(part), part, np.nan), -_MOST, _MOST)
         usual[column] = _median(part)
         middles[column] = _median(middle[start:end, None])[0]
         size = np.where(np.isnan(part), -1.0, np.abs(part))

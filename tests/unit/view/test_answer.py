@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.format.records import Value
+from distsummary.events.spec import WriterSpec
+from distsummary.events.writer import RankWriter
+from distsummary.format.records import Batch, Event, Value
+from distsummary.rundir.run_dir import RunDir
 from distsummary.view.page import page, tag_curve
-from tests.unit.runs.recording import record
+from tests.unit.runs.recording import RUN, record
 
 
 def recorded(path, verdicts=(), ranks=2):
@@ -165,3 +168,24 @@ def test_a_run_of_one_rank_and_one_without_numbers_have_the_same_screen(tmp_path
         [],
         None,
     )
+
+
+def test_tags_of_steps_that_were_made_again_and_clocks_without_a_time_do_no_harm(tmp_path):
+    times = [
+        Value("scalar", tag, 1.0) for tag in ("zz_perf/own_ms", "zz_perf/step_ms", "old/loss", "eval/acc")
+    ]
+    for rank in range(3):
+        record(tmp_path, rank=rank, ranks=3, steps=range(5, 9), values=lambda step, rank: times)
+        later = {"attempt": 1, "values": lambda step, rank: [Value("scalar", "lr", 0.1)]}
+        record(tmp_path, rank=rank, ranks=3, steps=range(1, 4), **later)
+        spec = WriterSpec(
+            directory=RunDir(tmp_path).writer_dir("train", rank, 3), run_id=RUN, attempt=1, rank=rank
+        )
+        writer = RankWriter(spec)
+        lost = [Event(4, float("nan"), [Value("scalar", "lr", 0.1)])]
+        writer.write(Batch(run_id=RUN, attempt=1, rank=rank, first_seq=4, events=lost))
+        writer.close()
+    found = page(ds.open_run(tmp_path))
+    assert (found["answer"]["loss"], found["answer"]["metric"], found["maps"]) == (None, None, [])
+    assert found["anatomy"] is None
+    assert found["marks"]["times"]["steps"].tolist() == [1, 2, 3]

@@ -40,7 +40,7 @@ def test_a_cell_is_the_median_of_its_steps_in_percent_of_the_median_rank():
     [([[1.0, NAN, 2.0]] * 3, [0, NOTHING, 100]),  # a rank that recorded nothing; the median is 1.5 otherwise
      ([[0.0, 0.0, 0.0]] * 3, [0, 0, 0]),
      ([[-4.0, -2.0, -2.0]] * 3, [-100, 0, 0]),
-     ([[1e38, 1e38, -1e38]] * 3, [0, 0, -200])],
+     ([[3e38, 3e38, -3e38]] * 4, [0, 0, -200])],
 )  # fmt: skip
 def test_what_is_missing_is_left_out_and_nothing_is_divided_by_0(values, expected):
     found = map_of(values)
