@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from distsummary.training.resume import resume
     from distsummary.training.resumed import Resumed
     from distsummary.training.run import Run
+    from distsummary.view.report import NotebookPage
 
 __version__ = "0.1.0"
 
@@ -104,6 +105,7 @@ __all__ = [
     "ModelCheckpoint",
     "ModelProto",
     "NonFiniteError",
+    "NotebookPage",
     "Plane",
     "Progress",
     "RankView",
@@ -192,6 +194,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.training.resume": ("resume",),
     "distsummary.training.resumed": ("Resumed",),
     "distsummary.training.run": ("Run",),
+    "distsummary.view.report": ("NotebookPage",),
     "distsummary.thor.converters": ("ConvertModelUtils", "ConvertNetUtils"),
 }
 _DEVICE = "network.to(device); Model moves the batches there"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from distsummary.errors import (
     NotADirectoryPathError,
 )
 from distsummary.events.index import is_index
+from distsummary.events.newest import newest_loss
 from distsummary.events.reader import Damage, read_file, read_lineage
 from distsummary.events.recorded import EventPlace
 from distsummary.events.segments import all_event_files, landscape_files
@@ -60,6 +61,9 @@ from distsummary.runs.table import (
     matrix_of,
     table_of,
 )
+
+if TYPE_CHECKING:
+    from distsummary import NotebookPage
 
 NO_MANIFEST = f"no {MANIFEST}"
 # The columns of tables and their kinds.
@@ -123,19 +127,34 @@ class RecordedRun:
         return f"open_run({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what the run is, how much it recorded, and the verdicts on its ranks."""
+        """What a notebook shows: what the run is, its loss, the heaviest verdict in words, and all others."""
         steps = "" if self.steps is None else f", steps {self.steps[0]:,} to {self.steps[1]:,}"
         counts = ", ".join(f"{plugin} {len(tags):,}" for plugin, tags in self.tags.items())
         found = findings_in_short(findings(self), is_over=self.state != "running")
+        problems, loss = self.verdicts, None
+        with noting(self._problems.setdefault("loss", {})):
+            loss = newest_loss(self.path, *filter(None, [self._files.directories().get(0)]))
+        last = "" if loss is None else f", loss {loss:.4g}"
+        ranks = f"{len(self.ranks):,} rank{'s' * (len(self.ranks) != 1)}"
         lines = [
-            f"{self.path}: {self.state}, {len(self.ranks):,} rank{'s' * (len(self.ranks) != 1)}{steps}",
-            *([found] if found else []),
+            f"{self.path}: {self.state}, {ranks}{steps}{last}",
+            *([str(problems["sentence"][0])] if len(problems) and problems["sentence"][0] else []),
+            *([found] if found and len(problems) != 1 else []),
             f"tags: {counts or 'none'}",
             *self.problems,
         ]
-        problems = self.verdicts
         text = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
         return text + (problems._repr_html_() if len(problems) else "")
+
+    def page(self, *, height: int = 800) -> "NotebookPage":
+        """The page of the run as it is now, which a notebook shows in a frame of so many pixels.
+
+        It is that of `distsummary report`. Raises the errors of `NotebookPage`.
+        """
+        # The package's door: reading a run knows nothing of pages.
+        import distsummary
+
+        return distsummary.NotebookPage(self, height=height)
 
     # --- the run
 

@@ -5,7 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distsummary.diagnosis.cost import Costs, StepTimes, excess_ms, joined, shared_ms, step_times, union
+from distsummary.diagnosis.cost import (
+    Costs,
+    StepTimes,
+    excess_ms,
+    excess_of_all,
+    joined,
+    median_of_others,
+    shared_ms,
+    step_times,
+    union,
+)
 from distsummary.diagnosis.verdict import Verdict
 
 SLOW = Verdict(rank=2, cause="data", since_step=100, until_step=None, evidence="e", reported_step=105)
@@ -29,6 +39,22 @@ def test_the_excess_is_over_the_median_of_the_peers() -> None:
     assert excess_ms(found, 0, same) == 0.0
     assert excess_ms(found, 3, same) == 0.0  # it has no peers
     assert excess_ms(found, 9, same) == 0.0  # it has not recorded the step
+
+
+def test_the_excess_of_all_ranks_is_that_of_each() -> None:
+    random = np.random.default_rng(5)
+    for ranks in (1, 2, 3, 4, 7, 8):
+        own = random.integers(1, 6, (40, ranks)).astype(float)
+        own[random.random(own.shape) < 0.2] = np.nan
+        found, medians = excess_of_all(own), median_of_others(own)
+        for step, rank in np.ndindex(*own.shape):
+            others = np.delete(own[step], rank)
+            others = others[~np.isnan(others)]
+            if np.isnan(own[step, rank]) or not others.size:
+                assert found[step, rank] == 0.0
+                continue
+            assert medians[step, rank] == np.median(others)
+            assert found[step, rank] == max(0.0, own[step, rank] - np.median(others))
 
 
 def test_what_no_one_waited_for_is_not_lost() -> None:

@@ -184,6 +184,19 @@ def test_a_run_of_one_rank_without_run_json_has_the_parts_that_it_measured(tmp_p
     assert (found.goodput is None, found.measured) == (not is_timed, None)
 
 
+def test_what_a_loop_spends_on_other_things_is_in_its_health_and_its_bill(tmp_path):
+    with ds.init(tmp_path, quiet=True) as run:
+        for _ in run.steps(range(4)):
+            run.log(loss=1.0)
+        with run.eval() as evaluation:
+            run.context.step.spend("evaluation", 0.25)
+            evaluation.log(accuracy=1.0)
+    counters = ds.open_run(tmp_path).health["counters"][0]
+    assert counters["evaluation_ms"] >= 250
+    assert counters["start_ms"] > 0
+    assert {"start", "evaluation"} <= {one.part for one in ds.open_run(tmp_path).cost().parts}
+
+
 def test_ranks_that_measure_other_steps_are_compared_where_both_do(tmp_path):
     def of_some_steps(step, rank):
         own = [

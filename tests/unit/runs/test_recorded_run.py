@@ -79,12 +79,14 @@ def test_a_notebook_shows_what_a_run_is_and_what_was_reported_of_its_ranks(tmp_p
     for rank in range(2):
         record(path, rank=rank, ranks=2)
     shown = ds.open_run(path)._repr_html_()
-    assert "&lt;b&gt;: no run.json, 2 ranks, steps 1 to 5</p>" in shown
+    assert "&lt;b&gt;: no run.json, 2 ranks, steps 1 to 5, loss 5</p>" in shown
     assert "<p>tags: scalar 2</p>" in shown
     assert "<b>" not in shown
     reported = {"rank": 1, "cause": "data", "since_step": 1, "until_step": None, "reported_step": 2}
     RunDir(path).alerts_path.write_text(json.dumps(reported | {"evidence": "3 < 4"}) + "\n")
-    assert "<td>3 &lt; 4</td>" in ds.open_run(path)._repr_html_()
+    shown = ds.open_run(path)._repr_html_()
+    assert "<td>3 &lt; 4</td>" in shown
+    assert "<p>Rank 1 has held up the run since step 1: 3 &lt; 4.</p>" in shown
 
 
 def test_one_tag_as_a_matrix_of_steps_and_ranks(tmp_path):

@@ -1,6 +1,11 @@
 """What a loop shares with its callbacks beyond MindSpore's parameters is typed, and no entry of these."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from distsummary.rundir.topology import Topology
+from distsummary.training import step_context
 from distsummary.training.callbacks import Callback, CallbackParams, RunContext, step_of
 from distsummary.training.run import Run
 from distsummary.training.step_context import StepContext
@@ -53,3 +58,14 @@ def test_a_loop_that_is_not_ours_has_an_empty_one() -> None:
         step.report_finding("cause", "evidence")
         with step.within(CHECKPOINT):
             pass
+
+
+def test_the_time_within_a_phase_is_added_up_also_if_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 3.0, 10.0, 10.5])
+    monkeypatch.setattr(step_context, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    step = StepContext()
+    with step.within(CHECKPOINT):
+        pass
+    with pytest.raises(OSError, match="full"), step.within(CHECKPOINT):
+        raise OSError("full")
+    assert step.spent_s == {CHECKPOINT: 2.5}

@@ -60,6 +60,22 @@ def test_without_a_front_end_one_line_says_how_to_build_it(tmp_path, bundle):
 
 
 @pytest.mark.usefixtures("bundle")
+def test_a_notebook_shows_the_page_in_a_frame_that_holds_it(tmp_path):
+    record(tmp_path / "<b>run")
+    run = ds.open_run(tmp_path / "<b>run")
+    shown = run.page(height=300)._repr_html_()
+    found = re.fullmatch(
+        r'<iframe src="data:text/html;charset=utf-8;base64,([\w+/=]+)" style="[^"<>]*"></iframe>', shown
+    )
+    assert "height: 300px" in shown
+    text = base64.b64decode(found[1]).decode()
+    assert text.startswith("<!doctype html>")
+    assert "<title>&lt;b&gt;run</title>" in text
+    with pytest.raises(InvalidValueError, match="height must be"):
+        run.page(height=10)
+
+
+@pytest.mark.usefixtures("bundle")
 def test_the_command_names_the_file_and_its_size(tmp_path, monkeypatch, capsys):
     record(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
