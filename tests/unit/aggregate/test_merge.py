@@ -126,16 +126,6 @@ def test_scalars_are_merged_over_all_ranks_with_their_statistics(tmp_path):
     assert sorted(path.name for path in report.files) == [n for n in names(tmp_path) if "merged" in n]
 
 
-def test_samples_of_the_system_are_merged_though_ranks_take_them_at_different_steps(run):
-    tag = "zz_system/process/memory_gib"
-    for rank, steps in enumerate(((3, 8), (2, 9))):
-        run.write(rank, [Event(step, 1.0, [Value("scalar", tag, 10.0 * rank + step)]) for step in steps])
-    run.merge()
-    assert run.points(tag) == [(2, 12.0), (3, 7.5), (8, 10.0)]  # rank 0 was not there yet at step 2
-    assert run.points(f"zz_ranks/{tag}/max") == [(2, 12.0), (3, 12.0), (8, 12.0)]
-    assert run.points(f"zz_ranks/{tag}/argmax_rank") == [(2, 1.0), (3, 1.0), (8, 1.0)]
-
-
 def test_tags_that_are_asked_for_get_all_statistics(run):
     run.write(0, [scalar(1, acc=0.5)])
     run.write(1, [scalar(1, acc=1.0)])
@@ -206,15 +196,6 @@ def test_the_merged_files_begin_when_the_run_was_created_as_those_of_its_ranks_d
     (path,) = segments(run.run_dir.base, TENSORBOARD)
     version = tensorboard_pb2.Event.FromString(next(read_frames(path)).payload)
     assert version.wall_time == run.run_dir.read_manifest()["created"] > 0
-
-
-def test_a_nan_of_one_rank_is_visible_and_named(run):
-    run.write(0, [scalar(1, loss=1.0)])
-    run.write(1, [scalar(1, loss=NAN)])
-    run.merge()
-    assert np.isnan(run.points("loss")[0][1])
-    assert run.points("zz_ranks/loss/max") == [(1, 1.0)]
-    assert run.points("zz_ranks/loss/argmax_rank") == [(1, 1.0)]
 
 
 def test_a_rank_that_misses_a_step_does_not_count_there(run):
@@ -346,15 +327,6 @@ def test_images_and_histograms_come_as_the_rank_wrote_them(run):
     rank_dir = run.run_dir.rank_dirs()[0]
     for dialect in DIALECTS:
         assert repr(run.points("h", dialect)) == repr(run.points("h", dialect, rank_dir))
-
-
-def test_a_text_comes_from_the_lowest_rank_that_has_it(run):
-    run.write(0, [Event(1, 1.0, [Value("text", "config", "of rank 0")]), scalar(1, loss=1.0)])
-    run.write(1, [Event(1, 1.0, [Value("text", tag, "of rank 1") for tag in ("config", "own")])])
-    run.merge()
-    for dialect in DIALECTS:
-        assert run.points("config", dialect) == [(1, "of rank 0")]
-        assert run.points("own", dialect) == [(1, "of rank 1")]
 
 
 def test_parts_of_a_tensor_are_counted_and_left_to_the_files_of_the_ranks(run):
@@ -583,13 +555,6 @@ def test_damage_of_a_rank_is_left_out_and_reported(run):
     assert run.points("loss") == [(1, 2.0)]
     entry = run.run_dir.read_manifest()["merged"]["train"]
     assert entry["damage"][0]["file"] == str(path)
-
-
-def test_ranks_that_wrote_tensorboards_dialect_alone_are_merged_too(run):
-    for rank in (0, 1):
-        run.write(rank, [scalar(1, loss=float(rank))], formats=(TENSORBOARD,))
-    run.merge()
-    assert run.points("loss") == run.points("loss", TENSORBOARD) == [(1, 0.5)]
 
 
 def test_a_run_of_one_rank_has_nothing_to_merge(tmp_path):

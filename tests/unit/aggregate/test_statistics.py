@@ -19,24 +19,13 @@ def numbers(statistics):
     return [float(x[0]) for x in (statistics.mean, statistics.min, statistics.median, statistics.max)]
 
 
-def test_each_step_has_the_statistics_of_the_ranks_that_recorded_it():
-    ranks = np.array([0, 1, 2, 0, 2, 1])
-    steps = np.array([1, 1, 1, 2, 2, 5])
-    statistics = over_ranks(ranks, steps, np.array([1.0, 2.0, 6.0, 4.0, 3.0, 9.0]))
-    assert statistics.points.tolist() == [1, 2, 5]
-    assert statistics.mean.tolist() == [3.0, 3.5, 9.0]
-    assert statistics.min.tolist() == [1.0, 3.0, 9.0]
-    assert statistics.median.tolist() == [2.0, 3.5, 9.0]
-    assert statistics.max.tolist() == [6.0, 4.0, 9.0]
-    assert statistics.argmax_rank.tolist() == [2, 0, 1]
-
-
 @pytest.mark.parametrize(
     ("values", "expected", "rank"),
     [
         ([1.0, NAN, 3.0, 2.0], [NAN, 1.0, 2.0, 3.0], 1),
         ([NAN, 1.0, NAN, 4.0], [NAN, 1.0, 2.5, 4.0], 0),
         ([NAN, NAN], [NAN, NAN, NAN, NAN], 0),
+        ([2.0, NAN, 2.0], [NAN, 2.0, 2.0, 2.0], 1),
         ([1.0, INF, 2.0], [INF, 1.0, 2.0, INF], 1),
         ([-INF, INF, 2.0], [NAN, -INF, 2.0, INF], 1),
         ([1.0, -INF], [-INF, -INF, -INF, 1.0], 0),
@@ -79,28 +68,6 @@ def merged(*recorded, key_tags=(), rule=None, is_late=False):
     return {step: {value.tag: value.data for value in values} for step, values in found}
 
 
-def test_a_declared_tag_has_all_statistics_from_its_first_step_on():
-    found = merged((1, 0, {"loss": 1.0, "acc": 2.0}), (2, 0, {"acc": 3.0}), key_tags=["acc"])
-    statistics = dict.fromkeys(("min", "median", "max"), 1.0) | {"argmax_rank": 0.0}
-    of_loss = {f"zz_ranks/loss/{kind}": value for kind, value in statistics.items()}
-    of_acc = {f"zz_ranks/acc/{kind}": value * 2 for kind, value in statistics.items()}
-    assert found[1] == {"acc": 2.0, **of_acc, "loss": 1.0, **of_loss, "zz_ranks/count": 1.0}
-    assert [*found[2]] == ["acc", *of_acc, "zz_ranks/count"]
-
-
-@pytest.mark.parametrize("other", [1.5, NAN])
-def test_any_other_tag_has_them_from_the_first_step_at_which_its_ranks_differ(other):
-    steps = [(step, rank, {"acc": 1.0}) for step in (1, 2, 4, 5) for rank in (0, 1)]
-    found = merged(*steps[:4], (3, 0, {"acc": 1.0}), (3, 1, {"acc": other}), *steps[4:])
-    assert [step for step, values in found.items() if "zz_ranks/acc/min" in values] == [3, 4, 5]
-
-
-@pytest.mark.parametrize("value", [NAN, INF, -0.5])
-def test_ranks_that_all_have_the_same_do_not_differ_nor_does_a_rank_without_the_tag(value):
-    found = merged((1, 0, {"acc": value}), (1, 1, {"acc": value}), (1, 2, {"lr": 1.0}), (2, 1, {"acc": 3.0}))
-    assert not any(name.startswith("zz_ranks/acc/") for values in found.values() for name in values)
-
-
 def test_at_most_so_many_tags_get_them_by_step_then_by_tag_and_the_log_names_the_first_without(caplog):
     def step(number, values):
         tags = [f"t{n:03d}" for n in range(300)] if number else ["t299"]
@@ -117,6 +84,13 @@ def test_at_most_so_many_tags_get_them_by_step_then_by_tag_and_the_log_names_the
     assert "--tag t255" in record.message
 
 
+@pytest.mark.parametrize("other", [1.5, NAN])
+def test_any_other_tag_has_them_from_the_first_step_at_which_its_ranks_differ(other):
+    steps = [(step, rank, {"acc": 1.0}) for step in (1, 2, 4, 5) for rank in (0, 1)]
+    found = merged(*steps[:4], (3, 0, {"acc": 1.0}), (3, 1, {"acc": other}), *steps[4:])
+    assert [step for step, values in found.items() if "zz_ranks/acc/min" in values] == [3, 4, 5]
+
+
 def test_a_statistic_gives_way_to_a_tag_of_its_name_from_that_tags_first_step_on():
     found = merged(*((step, rank, {"loss": rank}) for step in (1, 3) for rank in (0, 1)),
         (2, 1, {"zz_ranks/loss/min": 7.0}), (3, 1, {"zz_ranks/count": 9.0}))  # fmt: skip
@@ -126,30 +100,9 @@ def test_a_statistic_gives_way_to_a_tag_of_its_name_from_that_tags_first_step_on
     assert (found[3]["zz_ranks/loss/max"], found[3]["zz_ranks/count"]) == (1.0, 9.0)
 
 
-def test_a_step_stands_on_the_ranks_that_recorded_any_scalar_at_it():
-    found = merged(
-        (1, 0, {"a": 1.0}), (1, 2, {"b": 1.0}), (1, 0, {"b": 1.0}), (2, 5, {"a": 1.0}), (2, 5, {"a": 2.0})
-    )
-    assert {step: values["zz_ranks/count"] for step, values in found.items()} == {1: 2.0, 2: 1.0}
-    assert found[2]["a"] == 2.0  # recorded twice: the last one counts
-
-
 def test_values_count_as_the_files_hold_them():
     assert merged((1, 0, {"a": 0.1}), (1, 1, {"a": 1e300}))[1]["zz_ranks/a/min"] == float(np.float32(0.1))
     assert merged((1, 0, {"a": 1e300}))[1]["a"] == INF
-
-
-def test_samples_of_ranks_meet_at_the_steps_of_the_lowest_rank_so_far():
-    tag = "zz_system/node/x"
-    recorded = [  # step, rank, value
-        (9, 3, 3.0), (10, 1, 1.0), (12, 3, 3.1), (20, 1, 1.1), (25, 2, 2.0), (30, 1, 1.2), (31, 3, 3.3),
-        (40, 0, 0.0), (41, 1, 1.3), (42, 0, 0.1),
-    ]  # fmt: skip
-    found = merged(*((step, rank, {tag: value}) for step, rank, value in recorded))
-    mean = {9: 3.0, 10: 2.0, 20: 2.1, 30: 2.1, 40: 1.625, 42: 1.675}
-    assert {step: values[tag] for step, values in found.items()} == pytest.approx(mean)
-    assert found[42][f"zz_ranks/{tag}/argmax_rank"] == 3.0
-    assert f"zz_ranks/{tag}/min" not in found[9]
 
 
 def test_a_step_that_does_not_come_after_the_earlier_ones_is_refused():

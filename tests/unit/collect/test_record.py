@@ -220,14 +220,7 @@ def test_a_closed_record_takes_nothing_more_and_raises_only_where_values_would_b
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"file_prefix": 3}, InvalidTypeError),
-        ({"file_suffix": "a b"}, InvalidValueError),
-        ({"max_file_size": "1"}, InvalidTypeError),
-        ({"raise_exception": 1}, InvalidTypeError),
         ({"export_options": []}, InvalidTypeError),
-        ({"export_options": {"tensor_format": "csv"}}, InvalidValueError),
-        ({"export_options": {3: "npy"}}, InvalidTypeError),
-        ({"export_options": {"tensor_format": 3}}, InvalidTypeError),
         ({"formats": ()}, InvalidValueError),
         ({"formats": "mindspore"}, InvalidTypeError),
         ({"rotate_bytes": 100}, InvalidValueError),

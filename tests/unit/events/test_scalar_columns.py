@@ -32,12 +32,6 @@ def framed(event: Event, ids: EventIds, dialect: str) -> bytes:
     return frame(payload)
 
 
-def foreign(count: int, tag: str) -> list[bytes]:
-    """Frames of scalars as another writer makes them: without an identity, steps from 0 on."""
-    events = [Event(step, 2.0 + step, [Value("scalar", tag, step / 4)]) for step in range(count)]
-    return [frame(encode_event(event, None, ("tensorboard",))[0]["tensorboard"] or b"") for event in events]
-
-
 def pieces(frames: list[bytes], dialect: str = "mindspore") -> list[ScalarColumns | Frame]:
     return list(read_pieces(io.BytesIO(b"".join(frames)), dialect))
 
@@ -74,27 +68,6 @@ def test_many_scalars_come_in_columns(dialect: str):
     assert {(piece.run_id, piece.attempt) for piece in found} == {(RUN, 0)}
 
 
-def test_tags_and_numbers_of_values_may_differ_from_event_to_event():
-    tags = [("loss",), ("ärger", "b"), ("rate",), ("a", "b", "c")]
-    frames: dict[int, bytes] = {}
-    for number, group in enumerate(tags):
-        seqs = range(200 + number, 200 + MANY, len(tags))
-        frames |= zip(seqs, run(seqs, group), strict=True)
-    found = columns([frames[seq] for seq in sorted(frames)])
-    assert joined(found, "seqs") == list(range(200, 200 + MANY))
-    texts = [tag for piece in found for tag in piece.tag_texts()]
-    assert texts == [tag for seq in range(MANY) for tag in tags[seq % len(tags)]]
-    numbers = [(200 + seq) / 2 for seq in range(MANY) for _ in tags[seq % len(tags)]]
-    assert joined(found, "numbers") == numbers
-
-
-def test_files_of_other_writers_have_no_seqs():
-    found = columns(foreign(MANY, "loss"), "tensorboard")
-    assert joined(found, "steps") == list(range(MANY))  # the first has none and a layout of its own
-    assert joined(found, "seqs") == [0] * MANY
-    assert {(piece.run_id, piece.attempt) for piece in found} == {("", 0)}
-
-
 def test_few_scalars_and_other_events_come_as_frames():
     assert shape([VERSION, *run(range(1, FEW))]) == [None] * FEW
     histogram = encode_event(Event(1, 1.0, [Value("histogram", "h", np.ones(3))]), None, ("mindspore",))
@@ -114,13 +87,6 @@ def test_a_damaged_frame_ends_the_columns_and_comes_as_itself():
     assert sum(one for one in found[2:] if isinstance(one, int)) == MANY - 151
 
 
-def test_columns_are_of_one_attempt():
-    frames = [*run(range(200, 400)), *run(range(200, 400), attempt=1)]
-    owners = [(piece.attempt, piece.seqs.size) for piece in columns(frames)]
-    assert owners[0] == (0, 200)
-    assert {attempt for attempt, _ in owners} == {0, 1}
-
-
 @pytest.mark.parametrize(
     ("place", "octet"),
     [(0, 0x11), (10, 0x7F), (11, 0x80), (18, 0xFF), (22, 0x15), (-1, 0x80), (-2, 0x7F), (-3, 0)],
@@ -138,11 +104,6 @@ def test_what_is_not_as_in_the_others_is_left_to_the_general_way(place: int, oct
     assert isinstance(found[0], ScalarColumns)
     assert found[0].seqs.size == 170
     assert found[1] == Frame(len(b"".join(frames[:170])), bytes(payload), None, len(b"".join(frames[:171])))
-
-
-def test_a_torn_frame_is_left_out():
-    frames = run(range(200, 400))
-    assert joined(columns([*frames, frames[0][:-1]]), "seqs") == list(range(200, 400))
 
 
 def test_a_signalling_nan_is_read_as_a_nan():
@@ -166,16 +127,6 @@ def test_wide_events_come_in_columns_however_few(tags: int, events: int):
     assert joined(wide, "seqs") == list(range(first, 120 + events))
     assert joined(wide, "numbers") == [seq / 2 for seq in range(first, 120 + events) for _ in names]
     assert [tag for piece in wide for tag in piece.tag_texts()] == [*names] * (events + 1 - len(alone))
-
-
-def test_a_damaged_and_a_torn_wide_event_are_what_they_are():
-    names = tuple(f"metric{n:05d}" for n in range(2_000))
-    frames = run(range(200, 206), names)
-    bad = bytearray(frames[3])
-    bad[20_000] ^= 64
-    found = shape([*frames[:3], bytes(bad), frames[4], frames[5][:-1]])
-    assert [one for one in found if isinstance(one, str)] == ["the payload has a wrong CRC"]
-    assert sum(1 if one is None else one for one in found if not isinstance(one, str)) == 4
 
 
 def test_tags_of_an_earlier_event_of_the_same_layout_are_not_those_of_a_later_one():
