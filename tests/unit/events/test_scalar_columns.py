@@ -106,6 +106,18 @@ def test_what_is_not_as_in_the_others_is_left_to_the_general_way(place: int, oct
     assert found[1] == Frame(len(b"".join(frames[:170])), bytes(payload), None, len(b"".join(frames[:171])))
 
 
+def test_columns_are_of_one_attempt():
+    frames = [*run(range(200, 400)), *run(range(200, 400), attempt=1)]
+    owners = [(piece.attempt, piece.seqs.size) for piece in columns(frames)]
+    assert owners[0] == (0, 200)
+    assert {attempt for attempt, _ in owners} == {0, 1}
+
+
+def test_a_torn_frame_is_left_out():
+    frames = run(range(200, 400))
+    assert joined(columns([*frames, frames[0][:-1]]), "seqs") == list(range(200, 400))
+
+
 def test_a_signalling_nan_is_read_as_a_nan():
     frames = run(range(200, 400))
     payload = frames[7][12:-4].replace(np.float32(103.5).tobytes(), b"\x01\x00\x80\x7f")
