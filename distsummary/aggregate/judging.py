@@ -7,12 +7,12 @@ import numpy as np
 
 from distsummary.aggregate.rank_columns import RecordedScalars
 from distsummary.aggregate.sick_ranks import SickRanks
-from distsummary.diagnosis.cost import Costs, joined, step_times
+from distsummary.diagnosis.cost import Costs, is_small, joined, step_times
 from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.same_steps import SameSteps
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.uneven import Unevenness
-from distsummary.diagnosis.verdict import SLOW, Verdict
+from distsummary.diagnosis.verdict import INFO, SLOW, Verdict
 from distsummary.format.own_tags import ALERT_RANK, ALERT_TEXT
 from distsummary.format.records import Value
 from distsummary.rundir.meshes import Meshes
@@ -133,6 +133,13 @@ class Judging:
         for key in sorted(self._verdicts, key=lambda key: (key[0], self._verdicts[key].reported_step)):
             found.setdefault(key[0], []).append(self._verdicts[key])
         said = [(attempt, one) for attempt, verdicts in found.items() for one in joined(verdicts)]
+        # What has cost little is an info, when it is known what it has cost in all.
+        said = [
+            (attempt, replace(one, level=INFO))
+            if attempt == self._attempt and is_small(one.cause, one.lost_s, self._uneven.wall_s)
+            else (attempt, one)
+            for attempt, one in said
+        ]
         explained_s = sum(one.lost_s for attempt, one in said if attempt == self._attempt)
         uneven = self._uneven.verdict(explained_s)
         return said if uneven is None else [*said, (self._attempt, uneven)]

@@ -20,6 +20,9 @@ Floats = NDArray[np.float64]
 Key = tuple[int, str, int]  # of a verdict: its rank, cause and first step
 
 REMEMBERED = 320  # measured steps: a verdict is certain at most about so many after it began
+# What a slow rank costs is little below so many seconds, or so large a share of the time, of the lower one of
+# these, but not less than the last.
+LEAST_S, LEAST_SHARE, SMALL_S = 1.0, 0.01, 0.3
 TURNS = 3  # so many times another rank is slow for the same cause: they hold up the run in turns
 GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by this factor, and so many seconds
 
@@ -204,6 +207,11 @@ class _Account:
 
 def _key(verdict: Verdict) -> Key:
     return verdict.rank, verdict.cause, verdict.since_step
+
+
+def is_small(cause: str, lost_s: float, of_s: float) -> bool:
+    """Whether a slow rank has cost little of `of_s`; not where no rank recorded waiting: that is unknown."""
+    return cause in SLOW and 0.0 < lost_s < min(LEAST_S, max(SMALL_S, LEAST_SHARE * of_s))
 
 
 def joined(verdicts: Iterable[Verdict]) -> list[Verdict]:

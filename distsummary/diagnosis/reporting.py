@@ -26,7 +26,7 @@ from distsummary.diagnosis.alerts import (
     parsed,
     same_episode,
 )
-from distsummary.diagnosis.cost import intervals_of
+from distsummary.diagnosis.cost import intervals_of, is_small
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import LEVELS, SLOW, Interval, Verdict
@@ -36,8 +36,6 @@ from distsummary.rundir.run_dir import RunDir
 HOUR_S = 3600.0
 LOCK_S = 2.0  # a line that is appended without the lock may only be lost where others write at this moment
 LOW, RATE = "level", "rate"  # of `held`, in addition to MUTED and SMALL
-# A slow rank is said when it has cost so many seconds, or so large a share of the time, but not less.
-LEAST_S, LEAST_SHARE, SMALL_S = 1.0, 0.01, 0.3
 
 
 def held_back(count: int) -> str:
@@ -57,7 +55,7 @@ class Alerts:
 
     `Diagnose`, which rank 0 wrote into run.json, says what is held back: muted causes, levels that are too
     low, and more than so many alerts an hour, of which those of a lower level do not count. A slow rank is
-    held back until it has cost LEAST_S or LEAST_SHARE of the time. The file has all.
+    held back while what it has cost is little (`cost.is_small`). The file has all.
 
     Any thread may call the methods.
     """
@@ -149,9 +147,7 @@ class Alerts:
         return RATE if counted >= settings.most_per_hour else None
 
     def _is_small(self, alert: Alert) -> bool:
-        """Whether a slow rank has cost little; where no waiting was recorded, its cost is not known."""
-        least_s = min(LEAST_S, max(SMALL_S, LEAST_SHARE * (time.time() - self._began_s)))
-        return alert["cause"] in SLOW and 0.0 < alert["lost_s"] < least_s
+        return is_small(alert["cause"], alert["lost_s"], time.time() - self._began_s)
 
     def _count(self, alert: Alert) -> None:
         if alert.get("held") is None and isinstance(alert.get("time"), (int, float)):

@@ -14,11 +14,15 @@ SHARE, LEAST_S, LEAST_STEPS, MOST = 0.15, 10.0, 100, 0.75
 
 
 class Unevenness:
-    """Adds up, step by step, how long the ranks of an attempt waited for the longest one."""
+    """Adds up, step by step, how long the ranks of an attempt waited for the longest one.
+
+    Attributes:
+        wall_s: how long all steps took so far.
+    """
 
     def __init__(self) -> None:
         self._first = self._last = self._steps = 0
-        self._lost_s = self._wall_s = 0.0
+        self._lost_s = self.wall_s = 0.0
         self._of_ranks: Counter[int] = Counter()  # milliseconds that each was the longest for
 
     def add(self, times: StepTimes) -> None:
@@ -32,15 +36,15 @@ class Unevenness:
         lost_ms = float(np.minimum(shorter, times.wait_ms).mean()) * times.every
         self._of_ranks[int(times.ranks[longest])] += round(lost_ms)
         self._lost_s += 1e-3 * lost_ms
-        self._wall_s += 1e-3 * float((times.own_ms + times.wait_ms).max()) * times.every
+        self.wall_s += 1e-3 * float((times.own_ms + times.wait_ms).max()) * times.every
 
     def verdict(self, explained_s: float) -> Verdict | None:
         """What is said of it; None if it is little, or if slow ranks explain most of it (`explained_s`)."""
         total = sum(self._of_ranks.values())
-        if self._wall_s < LEAST_S or self._steps < LEAST_STEPS or not total:
+        if self.wall_s < LEAST_S or self._steps < LEAST_STEPS or not total:
             return None
         [(_, most)] = self._of_ranks.most_common(1)
-        if self._lost_s < max(SHARE * self._wall_s, 2 * explained_s) or most > MOST * total:
+        if self._lost_s < max(SHARE * self.wall_s, 2 * explained_s) or most > MOST * total:
             return None
         shares = ", ".join(f"rank {one} {ms / total:.0%}" for one, ms in self._of_ranks.most_common(4))
         return Verdict(
@@ -49,7 +53,7 @@ class Unevenness:
             since_step=self._first,
             until_step=None,
             evidence=(
-                f"{seconds(self._lost_s)} of {seconds(self._wall_s)} they waited for the longest, in turns "
+                f"{seconds(self._lost_s)} of {seconds(self.wall_s)} they waited for the longest, in turns "
                 f"({shares} of that); group batches by length, or share out the work evenly"
             ),
             reported_step=self._last,

@@ -162,3 +162,16 @@ def test_a_slower_or_starved_host_is_named_after_two_windows(tmp_path, ranks, fi
     found = verdicts(judged(tmp_path, ranks, steps, window=100))
     assert [(one.rank, one.cause) for one in found] == [(ranks - 1, cause)] * (cause is not None)
     assert all(words in one.evidence and 250 <= one.since_step <= 430 for one in found)
+
+
+@pytest.mark.parametrize(("more_ms", "level"), [(5.0, "info"), (40.0, "warning")])
+def test_a_slow_rank_that_cost_little_is_an_info(tmp_path, more_ms, level):
+    def row(rank, step):
+        more = more_ms if rank == 1 and 200 < step <= 230 else 0.0
+        times = {f"zz_perf/phase/{name}/cpu_ms": 4.0 for name in ("forward", "backward", "optimizer")}
+        times["zz_perf/phase/forward/cpu_ms"] += more
+        return rank, step, times | {"zz_perf/own_ms": 12 + more, "zz_perf/wait_ms": more_ms * (rank == 0)}
+
+    steps = [row(rank, step) for step in range(1, 300) for rank in (0, 1)]
+    [found] = verdicts(judged(tmp_path, 2, steps))
+    assert (found.rank, found.cause, found.level) == (1, "forward", level)
