@@ -254,7 +254,7 @@ def settle(
         # A merge may take long. It is awaited as long as the aggregators still answer another call meanwhile.
         while settling and time.monotonic() < deadline:
             ended, _ = ray.wait([*settling], num_returns=len(settling), timeout=PING_S)
-            _answers(ended, RETRY_S)
+            _answers(ended, RETRY_S, is_settling=True)
             settling = {reference: actor for reference, actor in settling.items() if reference not in ended}
             asked = [actor.serves.remote(launch_id) for actor in settling.values()]
             if len(_answers(asked, PING_S)) < len(asked):
@@ -265,7 +265,7 @@ def settle(
         logger.exception("the merged run may be missing; run: distsummary merge")
 
 
-def _answers(references: list[Any], timeout_s: float) -> dict[Any, Any]:
+def _answers(references: list[Any], timeout_s: float, *, is_settling: bool = False) -> dict[Any, Any]:
     """Reference -> answer, for the calls that are answered in time; failed and late calls are logged."""
     if not references:
         return {}
@@ -275,7 +275,9 @@ def _answers(references: list[Any], timeout_s: float) -> dict[Any, Any]:
         try:
             found[reference] = ray.get(reference, timeout=RETRY_S)
         except RayActorError as error:
-            logger.debug("an aggregator ended before it answered: %s", error)
+            # Of those that are asked whose run it is, some have just ended. One that settles has failed.
+            log = logger.warning if is_settling else logger.debug
+            log("an aggregator ended before it answered: %s", error)
         except RayError as error:
             logger.warning(
                 "an aggregator failed: %s; if its run is not merged, run: distsummary merge", error

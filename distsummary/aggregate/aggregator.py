@@ -15,6 +15,8 @@ from distsummary.aggregate.role_description import RoleDescription, describe
 from distsummary.aggregate.settlement import Settlement
 from distsummary.aggregate.stuck_ranks import StuckRanks
 from distsummary.base.failures import error_line
+from distsummary.base.guard import run_each, warn
+from distsummary.base.publish import is_gone
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.errors import DistSummaryError, RunDirError
@@ -96,7 +98,7 @@ class Aggregator:
         self._ended_launches: set[str] = set()
         self._last_contact_s = self._clock()
         self._asked = self._answered = 0  # how often somebody asked for a look at the ranks
-        self._has_ended = False
+        self._has_ended, self._error = False, ""  # what ended it, if that was an error
         # The thread and the calls of ranks share the fields above under this lock.
         self._changed = threading.Condition(threading.RLock())
         # What follows is the thread's own.
@@ -181,7 +183,7 @@ class Aggregator:
     def _wait_until_settled(self, wanted: Callable[[Manifest], bool]) -> None:
         """Wait until the thread has looked at the ranks, and settled what is wanted and over.
 
-        Raises RunDirError if it has given that up.
+        Raises RunDirError if it has given that up, or has failed.
         """
         with self._changed:
             self._asked += 1
@@ -194,6 +196,8 @@ class Aggregator:
             for entry, reason in self._settlement.given_up.values():
                 if wanted(entry):
                     raise RunDirError(reason)
+            if self._error:
+                raise RunDirError(self._error)
 
     # --- the aggregator's thread
 
@@ -203,18 +207,27 @@ class Aggregator:
                 with self._changed:
                     if self._asked == self._answered:
                         self._changed.wait(self._round_s)
-        except Exception:
-            # No one waits for this thread, and the files of the ranks can still be merged later.
-            logger.exception("%s: the aggregator ends; run: distsummary merge", self._run_dir.base)
+        except Exception as error:
+            # The files of the ranks can still be merged later.
+            base = self._run_dir.base
+            reason = f"the aggregator failed: {error_line(error)}"
+            self._error = f"{base}: {reason}; run: distsummary merge {base}"
+            warn(logger, "%s", self._error)
         finally:
-            # A live merge is still open if its attempt disappeared with run.json, or after an error.
-            if self._live is not None:
-                self._live.abandon()
+            # Whoever waits is released first, whatever the steps of the end raise.
             with self._changed:
                 self._has_ended = True
                 self._changed.notify_all()
-            self._alerts.close()
-            self._on_end()
+            # A live merge is still open if its attempt disappeared with run.json, or after an error.
+            live = self._live
+            run_each(
+                [
+                    ("the merged run", live.abandon if live is not None else lambda: None),
+                    ("the alerts", self._alerts.close),
+                    ("the end", self._on_end),
+                ],
+                lambda what, error: self._warn(f"{what}: {error_line(error)}"),
+            )
 
     def _round(self) -> bool:
         """One round of the thread; False when nothing is left to do."""
@@ -234,7 +247,7 @@ class Aggregator:
             self._changed.notify_all()
             silent_s = self._clock() - self._last_contact_s
             # If the run dir was removed, nothing is left to merge.
-            if not self._run_dir.base.is_dir():
+            if is_gone(self._run_dir.base):
                 return False
             return self._is_busy or bool(self._over) or silent_s < self._grace_s
 
@@ -282,7 +295,7 @@ class Aggregator:
                         self._report(attempt, is_over=True)
                         over.append(entry)
                         watched.append(attempt)
-        except DistSummaryError as error:
+        except (DistSummaryError, OSError) as error:
             self._warn(f"the states of the ranks cannot be read: {error}")
             # Ranks whose states cannot be read for a while have not necessarily ended.
             self._is_busy = was_busy and self._clock() - self._seen_s < UNREADABLE_S
@@ -422,7 +435,7 @@ class Aggregator:
         """Log a warning, once."""
         if text not in self._warned:
             self._warned.add(text)
-            logger.warning("%s: %s", self._run_dir.base, text)
+            warn(logger, "%s: %s", self._run_dir.base, text)
 
 
 def _awaits_launcher(entry: Manifest, attempt: AttemptState) -> bool:

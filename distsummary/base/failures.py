@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
-from distsummary.base.guard import Guard
+from distsummary.base.guard import Guard, warn
 from distsummary.base.health import Health
 from distsummary.errors import WriteError
 
@@ -72,11 +72,12 @@ class Failures:
         errors, reason = self.health.errors, one_line(reason)
         if reason not in errors and len(errors) >= MAX_REASONS:
             reason = f"further reasons, after {MAX_REASONS} different ones"
-        if logs and reason not in errors:
-            self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
+        is_new = reason not in errors
         self.health.fail(reason, times)
         self.drop(dropped, reason)
         self.last = reason
+        if logs and is_new:
+            warn(self._logger, "%s%s (logged once; counted in health())", self._prefix, reason)
 
     def drop(self, values: Mapping[str, int], reason: str = "") -> None:
         """Count lost values by plugin, of a failure that was counted."""
@@ -191,9 +192,7 @@ class DroppedSteps:
         """A step is dropped; `dropped`: plugin -> values."""
         if not self.steps:
             self._begun, self._reason = self._clock(), reason
-            self._logger.warning(
-                "%s%s; whole steps are dropped and counted from now on", self._prefix, reason
-            )
+            warn(self._logger, "%s%s; whole steps are dropped and counted from now on", self._prefix, reason)
         self.steps += 1
         self._values += sum(dropped.values())
         self._failures.count(reason, dropped=dropped, logs=False)
@@ -201,7 +200,8 @@ class DroppedSteps:
     def end(self) -> None:
         """No more steps are dropped for now."""
         if self.steps:
-            self._logger.warning(
+            warn(
+                self._logger,
                 "%s%s step(s) with %s values were dropped in %.0f s: %s",
                 self._prefix,
                 f"{self.steps:,}",

@@ -14,9 +14,11 @@ An Exception that a handler of signals raises while our code runs is therefore c
 import functools
 import logging
 import os
+import sys
 import time
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 from distsummary.errors import NonFiniteError, WriteError
 
@@ -29,8 +31,29 @@ ASKED_FOR = (NonFiniteError, WriteError)
 
 _OF_USER = "_distsummary_of_user"  # an attribute of exceptions
 
+Parts: TypeAlias = Iterable[tuple[str, Callable[[], object]]]
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def warn(log: logging.Logger, text: str, *args: object) -> None:
+    """Log a warning. What a handler of the user's raises is printed, and ends nothing of ours."""
+    try:
+        log.warning(text, *args, stacklevel=2)
+    except Exception as error:
+        # The terminal may be gone, too.
+        with suppress(Exception):
+            print(f"{text % args} (a handler of logging raised {error!r})", file=sys.stderr)
+
+
+def run_each(parts: Parts, fail: Callable[[str, Exception], object]) -> None:
+    """Run all parts of an end, each with its name, whatever those before it raise; `fail` gets that."""
+    for what, part in parts:
+        try:
+            part()
+        except Exception as error:
+            fail(what, error)
 
 
 class Counts(Protocol):
@@ -52,7 +75,7 @@ class _Logged:
     def count(self, reason: str) -> None:
         if reason not in self._reasons and len(self._reasons) < MOST:
             self._reasons.add(reason)
-            logger.warning("%s (logged once)", reason)
+            warn(logger, "%s (logged once)", reason)
 
     def fail(self, what: str, error: Exception) -> None:
         self.count(f"{what}: {type(error).__name__}: {error}")
@@ -149,7 +172,7 @@ class Guard:
         except ASKED_FOR:
             raise
         except Exception as another:
-            logger.warning("%s failed, and so did counting it: %r, %r", part, error, another)
+            warn(logger, "%s failed, and so did counting it: %r, %r", part, error, another)
 
     # A copy of the object belongs to no run.
     def __reduce__(self) -> Any:
@@ -160,7 +183,7 @@ class Guard:
             if self._otherwise is not None:
                 self._otherwise()
         except Exception as error:
-            logger.warning("%s failed, and so did what is done instead: %r", part, error)
+            warn(logger, "%s failed, and so did what is done instead: %r", part, error)
 
     def _count(self, part: str, error: Exception, shown: str) -> None:
         now_s = self._clock()

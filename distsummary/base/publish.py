@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,14 @@ from distsummary.errors import NotADirectoryPathError, RunDirError
 TEMPORARY = ".tmp-"  # prefix of the names of temporary files
 STALE_S = 7 * 86400.0  # a temporary file of another machine counts as abandoned after this time
 _TEMPORARY = re.compile(r"\.tmp-(?P<space>[0-9a-f]{16})-(?P<pid>\d{1,10})-(?P<start>\d{1,20})-[0-9a-f]{32}")
+
+
+def is_gone(path: Path) -> bool:
+    """Whether there is no directory at a path; not if the disk only cannot say it now."""
+    try:
+        return not stat.S_ISDIR(path.stat().st_mode)
+    except OSError as error:
+        return isinstance(error, (FileNotFoundError, NotADirectoryError))
 
 
 def ensure_directory(path: Path) -> None:

@@ -3,18 +3,17 @@
 import logging
 import math
 import os
-import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.base.at_exit import DaemonThread, close_at_exit, is_closed
-from distsummary.base.failures import LOOK_S, BoundedWait, Failures
+from distsummary.base.failures import BoundedWait, Failures
+from distsummary.base.guard import Guard
 from distsummary.base.health import Health
+from distsummary.base.waits import joined_in_time, place_of, written_by
 from distsummary.errors import ClosedError
 
 logger = logging.getLogger(__name__)
@@ -23,7 +22,6 @@ BUDGET_BYTES = 64 << 20
 ALWAYS_WAITING = 2
 CLOSE_S = 20.0
 IDLE_S = 1.0
-SHOWN_CALLS = 4
 
 
 class _Job(NamedTuple):
@@ -56,6 +54,7 @@ class Background:
     ) -> None:
         self._close_s, self._idle_s = close_s, idle_s
         self._failures = Failures(health, logger, raise_exception=raise_exception)
+        self._on_failures = Guard()
         self._budget_bytes = budget_bytes
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
@@ -184,42 +183,5 @@ class Background:
             except (Exception, SystemExit) as error:
                 reason = f"{job.name}: {type(error).__name__}: {error}"
                 self._failures.count(reason)
-                job.on_failure(reason)
-
-
-def joined_in_time(
-    thread: threading.Thread,
-    progress: Callable[[], object],
-    patience_s: float,
-    deadline_s: Callable[[], float] = lambda: math.inf,
-) -> bool:
-    """Wait for a thread as long as its progress changes within `patience_s`; returns whether it has ended.
-
-    `deadline_s` returns when the wait has to end at the latest, as `time.monotonic` counts.
-    """
-    mark, since = progress(), time.monotonic()
-    while thread.is_alive():
-        now, reached = time.monotonic(), progress()
-        if reached != mark:
-            mark, since = reached, now
-        left_s = min(since + patience_s, deadline_s()) - now
-        if left_s <= 0:
-            return False
-        thread.join(min(LOOK_S, left_s))
-    return True
-
-
-def place_of(thread: threading.Thread) -> str:
-    """The innermost lines at which a thread is, such as `writer.py:7 < session.py:9`; empty if unknown."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    calls = reversed(traceback.extract_stack(frame, SHOWN_CALLS)) if frame is not None else ()
-    return " < ".join(f"{os.path.basename(call.filename)}:{call.lineno}" for call in calls)
-
-
-def written_by(native_id: int | None) -> int:
-    """The bytes that a thread of this process has passed to write calls; 0 if that is unknown."""
-    try:
-        fields = Path(f"/proc/self/task/{native_id}/io").read_text().split()
-        return int(fields[fields.index("wchar:") + 1])
-    except (OSError, ValueError, IndexError):
-        return 0
+                # The jobs that wait run all the same.
+                self._on_failures.call(f"{job.name}: after its failure", job.on_failure, reason)

@@ -23,6 +23,7 @@ import psutil
 
 from distsummary.base.at_exit import DaemonThread
 from distsummary.base.failures import Failures
+from distsummary.base.guard import Guard
 from distsummary.base.publish import replacing
 from distsummary.collect.crash_log import CrashLog
 from distsummary.diagnosis.source_lines import SourceLine, user_place
@@ -345,7 +346,8 @@ class _AfterRun:
         self._is_stopped = threading.Event()
         atexit.register(self.stop)
         _after_runs.append(self)
-        threading.Thread(target=self._run, name="distsummary-after-run", daemon=True).start()
+        run = Guard().wrap("the look after the run", self._run)
+        threading.Thread(target=run, name="distsummary-after-run", daemon=True).start()
 
     def stop(self) -> None:
         """End the thread soon, and remove what it wrote."""

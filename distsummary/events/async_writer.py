@@ -1,5 +1,6 @@
 """AsyncWriter: the training thread queues events, and a background thread passes them to another writer."""
 
+import errno
 import logging
 import math
 import os
@@ -8,11 +9,16 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from distsummary.base.at_exit import DaemonThread, close_at_exit, is_closed
 from distsummary.base.failures import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, error_line
+from distsummary.base.guard import run_each, warn
 from distsummary.base.health import Health
+from distsummary.base.publish import is_gone
+from distsummary.base.waits import awaiting, place_of
 from distsummary.errors import ClosedError, WriteError
 from distsummary.events.closing_line import ClosingLine
 from distsummary.events.spec import DROP, WriterSpec
@@ -52,8 +58,8 @@ class AsyncWriter:
     """Numbers events, packs them into batches and passes the batches to `writer` in a thread of its own.
 
     If `writer` raises OSError, the batch is kept and passed again with the same seq (sequence numbers) until
-    `writer` accepts it. After any other exception the batch is dropped and counted; with the delivery
-    "queued", also after OSError.
+    `writer` accepts it. After any other exception it is passed once more, then dropped and counted; with the
+    delivery "queued", it is dropped after OSError, too.
 
     Its attributes are what two threads share, under one lock but for `write_row`: the queue, the counters
     that must add up at every moment, and the state of the end.
@@ -74,6 +80,7 @@ class AsyncWriter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer, self._spec, self._clock = writer, spec, clock
+        self._directory = Path(spec.directory)
         self._most_bytes = spec.budget_bytes - spec.budget_bytes // RESERVE  # that an event counts with
         self._queue: deque[Item] = deque()
         self._put = self._got = 0  # bytes of all items that were queued, and that the thread has processed
@@ -103,7 +110,7 @@ class AsyncWriter:
         self._cpu_clock: int | None = None  # that of the thread
         self._work = 0, 0.0, clock()  # times that it was seen at work; its CPU time, and when that was read
         self._stop_reason = "the writer thread has ended"
-        self._next_seq = 1
+        self._next_seq = 0  # until the writer has started
         self._pid = os.getpid()
         self._set_fast_until()
         _living.add(self)
@@ -218,7 +225,8 @@ class AsyncWriter:
         share = self._slowdown.waited(seconds)
         if share > TOO_SLOW and not self._is_warned:
             self._is_warned = True
-            logger.warning(
+            warn(
+                logger,
                 "rank=%d recording slows the training down: for %.0f %% of the time it waits till its values "
                 "are written (%s in this step); record fewer of them, or only those of every %d. step (for "
                 "example: if run.step %% %d == 0), or have steps dropped instead: "
@@ -384,11 +392,14 @@ class AsyncWriter:
         # waiting on the condition releases the lock.
         idle = BoundedWait(self._changed, self._progress, self._clock)
         try:
-            is_late = idle.wait_for(is_over, CLOSE_S) and not self._is_stopped
+            with awaiting(self._thread):
+                is_late = idle.wait_for(is_over, CLOSE_S) and not self._is_stopped
         finally:
             line.end()
         if not self._is_stopped:
-            nothing = f"{self._disk} took nothing for {CLOSE_S:g} s; check that it works"
+            place = place_of(self._thread)
+            at = f" (the writer is at {place})" if place else ""
+            nothing = f"{self._disk} took nothing for {CLOSE_S:g} s{at}; check that it works"
             self._end(self._deadline_reason if is_late else nothing)
 
     @property
@@ -420,8 +431,8 @@ class AsyncWriter:
         found = self.health()
         if lost := sum(found.dropped.values()):
             kinds = ", ".join(f"{plugin} {count:,}" for plugin, count in sorted(found.dropped.items()))
-            logger.warning(
-                "rank=%d dropped %s of %s values (%s): %s", self._spec.rank, f"{lost:,}",
+            warn(
+                logger, "rank=%d dropped %s of %s values (%s): %s", self._spec.rank, f"{lost:,}",
                 f"{sum(found.given.values()):,}", kinds, found.missing or "health() counts the reasons",
             )  # fmt: skip
 
@@ -472,9 +483,10 @@ class AsyncWriter:
     # --- in the writer thread
 
     def _run(self) -> None:
-        if hasattr(time, "pthread_getcpuclockid"):
-            self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
+            # Without that clock, a writer that computes for long looks stuck.
+            with suppress(OSError, AttributeError):
+                self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
             self._next_seq = self._persist(self._writer.start) + 1
             while not self._ends:
                 with self._changed:
@@ -500,19 +512,21 @@ class AsyncWriter:
             self._stop_reason = f"the writer thread stopped: {error_line(error)}"
             self._count(self._stop_reason)
         finally:
-            try:
-                self._writer.close()
-            except Exception as error:
-                # As above, no caller is left to raise to.
-                self._count(f"closing: {error_line(error)}")
-            finally:
-                # In any case, since `close` waits for this.
-                with self._changed:
-                    self._is_stopped = True
-                    self._fast_until = 0
-                    self._drop_queue(self._stop_reason)
-                    self._drop_missing()
-                    self._changed.notify_all()
+            # As above, no caller is left to raise to.
+            run_each(
+                [("closing", self._writer.close), ("the end", self._stop)],
+                lambda what, error: self._count(f"{what}: {error_line(error)}"),
+            )
+
+    def _stop(self) -> None:
+        """Say that the thread has ended, and count what it has not written."""
+        with self._changed:
+            # `close` waits for this.
+            self._is_stopped = True
+            self._fast_until = 0
+            self._changed.notify_all()
+            self._drop_queue(self._stop_reason)
+            self._drop_missing()
 
     def _write_next(self) -> None:
         """Write the next batch of the queue."""
@@ -529,7 +543,11 @@ class AsyncWriter:
                 if size >= most:
                     break
             self._in_progress = len(taken)
-        events = joined(taken, self._finished)
+        events: Sequence[Event | Scalars] = ()
+        try:
+            events = joined(taken, self._finished)
+        except Exception as error:
+            self._count(f"events were dropped: {error_line(error)}", _plugins_of(taken))
         if events:
             batch = Batch(
                 run_id=self._spec.run_id,
@@ -541,7 +559,7 @@ class AsyncWriter:
             try:
                 # With the delivery "queued" a batch is offered once, otherwise until the writer accepts it.
                 if self._spec.delivery == QUEUED:
-                    self._writer.write(batch)
+                    self._twice(self._writer.write, batch)
                 else:
                     self._persist(self._writer.write, batch)
                 self._accepted += batch.plugins()
@@ -564,15 +582,26 @@ class AsyncWriter:
             self._set_fast_until()
             self._changed.notify_all()
 
+    def _twice(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Make a call, again if it raises: that may be no fault of its own, but of the interpreter."""
+        try:
+            return call(*args, **named)
+        except OSError:
+            raise
+        except Exception:
+            return call(*args, **named)
+
     def _persist(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Repeat a call until it raises no OSError; when the time allowed by `close` is over, raise it."""
         pause_s = self._spec.retry_s
         while True:
             try:
-                answer = call(*args, **named)
+                answer = self._twice(call, *args, **named)
             except OSError as error:
                 reason = error_line(error)
                 self._count(reason)
+                # A directory that was removed does not come back.
+                is_removed = bool(self._next_seq) and error.errno == errno.ENOENT and is_gone(self._directory)
                 with self._changed:
                     # Another process that does not answer is no disk that refuses.
                     if isinstance(error, (ConnectionError, TimeoutError)):
@@ -581,7 +610,8 @@ class AsyncWriter:
                         self._refused_since = self._refused_since if self._refusal else self._clock()
                         self._refusal = reason
                         self._changed.notify_all()
-                    if self._is_overdue():
+                    # A directory that was removed does not come back.
+                    if self._is_overdue() or (self._is_closed and is_removed):
                         raise
                     is_asked = self._pause(pause_s)
                 retry_s = self._spec.retry_s
@@ -613,7 +643,7 @@ class AsyncWriter:
                 if hasattr(value.data, "result"):
                     value = value._replace(data=value.data.result())
                 if value.plugin == "histogram":
-                    value = finish_value(value, compatibility=self._spec.compatibility)
+                    value = self._twice(finish_value, value, compatibility=self._spec.compatibility)
             except Exception as error:
                 # One bad value must not affect the others.
                 self._count(f"{value.tag}: {error_line(error)}", {value.plugin: 1})
@@ -636,14 +666,9 @@ class AsyncWriter:
 
     def _drop_queue(self, reason: str) -> None:
         """Count as dropped what still waits; the lock must be held."""
-        lost: Counter[str] = Counter()
-        while self._queue:
-            head, body = self._queue.popleft()
-            if isinstance(body, int):
-                lost.update(value.plugin for value in head.values)
-            else:
-                lost["scalar"] += len(head) * Scalars(head, body).size
-        if lost:
+        items = [*self._queue]
+        self._queue.clear()
+        if lost := _plugins_of(items):
             self._count(_not_written(lost, reason), lost)
 
     def _drop_missing(self) -> None:
@@ -651,6 +676,17 @@ class AsyncWriter:
         found = self._counted()
         if lost := Counter(found.given) - Counter(found.written) - Counter(found.dropped):
             self._count(_not_written(lost, self._stop_reason), lost)
+
+
+def _plugins_of(items: Sequence[Item]) -> Counter[str]:
+    """How many values of each plugin items of the queue hold."""
+    found: Counter[str] = Counter()
+    for head, body in items:
+        if isinstance(body, int):
+            found.update(value.plugin for value in head.values)
+        else:
+            found["scalar"] += len(head) * Scalars(head, body).size
+    return found
 
 
 def _not_written(lost: Mapping[str, int], reason: str) -> str:

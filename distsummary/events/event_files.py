@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.base.failures import error_line
+from distsummary.base.guard import Guard
 from distsummary.base.publish import ensure_directory, remove_leftovers
 from distsummary.events.files import Files
 from distsummary.events.rank_stream import files_of_attempt
@@ -354,12 +355,12 @@ def _try_sync(segment: Segment) -> OSError | None:
 class GroupSync:
     """Calls `sync` in a thread, 1 s after the first unsynced write or as soon as 8 MiB are unsynced.
 
-    `wrote` blocks while 64 MiB or more are unsynced. `sync` must handle its own failures, not raise.
+    `wrote` blocks while 64 MiB or more are unsynced. `sync` handles its own failures.
     The thread starts with the first write.
     """
 
     def __init__(self, sync: Callable[[], None], *, interval_s: float = INTERVAL_S) -> None:
-        self._sync, self._interval_s = sync, interval_s
+        self._sync, self._interval_s = Guard().wrap("making values durable", sync), interval_s
         self._pending = 0
         self._is_closed = False
         self._changed = threading.Condition()

@@ -4,6 +4,7 @@ import os
 import uuid
 from dataclasses import dataclass, field
 
+from distsummary.base.waits import refuse_greenlets
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import DIALECTS, WRITTEN
 
@@ -67,6 +68,8 @@ class WriterSpec:
         batch_bytes: a batch that reaches this size is written without waiting for `interval_s`.
         retry_s: the pause before a failed write is tried again; it doubles up to five times `retry_s`.
         raise_exception: after a failure in the background, the next call raises it as WriteError.
+
+    Raises UsageError where threads are greenlets, as a writer has a thread of its own.
     """
 
     directory: str | os.PathLike[str]
@@ -90,6 +93,9 @@ class WriterSpec:
     batch_bytes: int = 1 << 20
     retry_s: float = 0.2
     raise_exception: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_greenlets()
 
     @property
     def writer_name(self) -> str:

@@ -291,9 +291,11 @@ class RankWriter:
         """Make the files durable and close them; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            self._publish_lineage()
-            self._count_lineage()
-            self._event_files.close()
+            try:
+                self._publish_lineage()
+                self._count_lineage()
+            finally:
+                self._event_files.close()
 
     def _count_lineage(self) -> None:
         """Count as dropped the lineage that still waits."""

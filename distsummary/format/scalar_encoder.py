@@ -192,7 +192,8 @@ def _layout(owner: bytes, tags: tuple[str, ...], step_bytes: int, seq_bytes: int
     fields = np.dtype(
         {
             "names": ["wall_time", "step", "seq", "crc"],
-            "formats": ["<f8", f"({step_bytes},)u1", f"({seq_bytes},)u1", "<u4"],
+            # No text such as "(3,)u1": NumPy parses it as Python, which may fail while another thread does.
+            "formats": ["<f8", ("u1", (step_bytes,)), ("u1", (seq_bytes,)), "<u4"],
             "offsets": [*offsets[[0, 1, -1]].tolist(), int(ends[-1])],
             "itemsize": len(template),
         }

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from distsummary.base.at_exit import close_at_exit, is_closed
-from distsummary.errors import InvalidValueError
+from distsummary.errors import ClosedError, InvalidValueError, WriteError
 from distsummary.events.writer import EventWriter
 from distsummary.format.scalar_rows import Row, row_dtype, row_struct
 from distsummary.training.values import check_tag
@@ -72,7 +72,9 @@ class StepRows:
             self._begun.clear()
             # Set before it takes what waits: what comes later wakes it again.
             self._is_asleep = True
-            self.end_row()
+            # What cannot be given to the writer has been counted by it.
+            with suppress(ClosedError, WriteError):
+                self.end_row()
 
     def close(self) -> None:
         """Pass the last row on; a second call does nothing."""

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from distsummary.base.checked_json import check_kind, read_json
 from distsummary.base.checks import check_type
-from distsummary.base.publish import ensure_directory, publish, remove_leftovers, temporary_name
+from distsummary.base.publish import ensure_directory, is_gone, publish, remove_leftovers, temporary_name
 from distsummary.errors import (
     DamagedFileError,
     DistSummaryError,
@@ -274,7 +274,7 @@ class RunDir:
 
     def refuse_missing(self) -> None:
         """Raise MissingRunDirError if the run dir was removed or renamed."""
-        if not self.base.is_dir():
+        if is_gone(self.base):
             raise MissingRunDirError(f"the run dir {self.base} was removed or renamed")
 
     def refuse_removed_manifest(self) -> None:

@@ -41,12 +41,14 @@ class Collectors:
     def keep_looking(self, on_end: Callable[[], object]) -> None:
         """Start the thread that looks after the ranks."""
 
+        look = Guard().wrap("the look at ranks", self.look, False)
+
         def run() -> None:
-            while not self.look():
+            while not look():
                 time.sleep(LOOK_S)
             on_end()
 
-        threading.Thread(target=Guard().wrap("the look at ranks", run), daemon=True).start()
+        threading.Thread(target=run, name="distsummary-collectors", daemon=True).start()
 
     def look(self) -> bool:
         """Close what dead processes left open; returns whether no one needs this process any more."""

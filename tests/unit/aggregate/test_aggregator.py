@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from distsummary import Topology
 from distsummary.aggregate.aggregator import Aggregator
+from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.publish import publish
 from distsummary.diagnosis.alerts import read_alerts
@@ -462,3 +463,27 @@ def test_an_evaluation_that_not_all_ranks_finished_is_merged_after_a_while(life:
     life.lapse()
     assert life.merged_steps() == [1, 2, 9]
     assert life.states() == {"0": "finished", "1": "finished"}
+
+
+def test_an_aggregator_that_fails_releases_whoever_waits(
+    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unclosable(LiveMerge):
+        def abandon(self) -> None:
+            raise OSError(5, "Input/output error")
+
+    def failing(self: Aggregator) -> None:
+        raise RuntimeError("a fault")
+
+    join(life)
+    aggregator = life.start()
+    live = LiveMerge(life.run_dir, role="train", attempt=0, world_size=2)
+    live.__class__ = Unclosable
+    aggregator._live = live
+    monkeypatch.setattr(Aggregator, "_look", failing)
+    with pytest.raises(RunDirError, match="failed: RuntimeError: a fault; run: distsummary merge"):
+        aggregator.settle("launch-1")
+    # The steps of the end that come after the one that failed are done, too.
+    life.end()
+    assert "the merged run: OSError" in caplog.text
+    LiveMerge.abandon(live)

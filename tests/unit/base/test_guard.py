@@ -9,7 +9,7 @@ import pytest
 
 from distsummary.base.checks import check_int
 from distsummary.base.failures import Failures
-from distsummary.base.guard import APART_S, MOST, Guard, guarded
+from distsummary.base.guard import APART_S, MOST, Guard, guarded, run_each
 from distsummary.base.health import Health
 from distsummary.errors import (
     ClosedError,
@@ -225,3 +225,36 @@ def test_hooks_of_our_callbacks_are_guarded(monkeypatch: pytest.MonkeyPatch) -> 
     with Run(callbacks=TimeMonitor()) as run:
         assert list(run.steps([1, 2])) == [1, 2]
     assert any("TimeMonitor.epoch_end" in reason for reason in run.health().errors)
+
+
+class RaisingHandler(logging.Handler):
+    """As handlers of users that have a bare `emit`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise RuntimeError(record.getMessage())
+
+
+@pytest.mark.parametrize("calls", [1, MOST])
+def test_a_handler_of_logging_that_raises_ends_no_guarded_call(
+    calls: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handler = RaisingHandler()
+    loop = Loop(raising(KeyError("inside")))
+    logging.getLogger("test").addHandler(handler)
+    try:
+        for _ in range(calls):
+            assert loop.enter(5) == 5
+    finally:
+        logging.getLogger("test").removeHandler(handler)
+    assert loop.count() >= calls
+    # What the handler did not take is printed.
+    assert "Loop.work (test_guard.py" in capsys.readouterr().err
+
+
+def test_an_end_runs_all_its_parts() -> None:
+    done: list[str] = []
+    failed: list[str] = []
+    parts = [("a", raising(OSError("a"))), ("b", lambda: done.append("b")), ("c", raising(SystemError("c")))]
+    run_each([*parts, ("d", lambda: done.append("d"))], lambda what, error: failed.append(f"{what} {error}"))
+    assert done == ["b", "d"]
+    assert failed == ["a a", "c c"]

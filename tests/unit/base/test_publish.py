@@ -1,5 +1,6 @@
 """A file that is replaced is whole at every moment, and nothing is left next to it."""
 
+import errno
 import os
 import re
 import time
@@ -11,6 +12,7 @@ from distsummary.base.publish import (
     STALE_S,
     check_writable,
     ensure_directory,
+    is_gone,
     is_in_use,
     publish,
     remove_leftovers,
@@ -181,3 +183,25 @@ def test_a_directory_that_has_become_a_file_is_named_not_the_temporary_file(tmp_
         replacing(target) as temporary,
     ):
         temporary.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.ENOENT, True), (errno.ENOTDIR, True),
+        (errno.EIO, False), (errno.ESTALE, False), (errno.EACCES, False), (errno.ETIMEDOUT, False),
+    ],
+)  # fmt: skip
+def test_a_directory_is_gone_only_if_the_disk_says_so(
+    number: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert is_gone(Path("runs/a")) is expected
+
+
+def test_a_file_in_place_of_a_directory_does_not_count_as_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert [*map(is_gone, (tmp_path, tmp_path / "file", tmp_path / "other"))] == [False, True, True]

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import threading
 import time
@@ -510,9 +511,13 @@ def test_what_a_stuck_thread_holds_is_counted_once_when_close_gives_up(
     writer.write(event(1, Value("scalar", "a", 1.0), Value("scalar", "b", 1.0)))
     for step in (2, 3):
         writer.write_row(LOSS, row(step, 0.5))
-    missing = "4 value(s) are not in the files: the disk of place took nothing for 20 s; check that it works"
     writer.close()
-    assert writer.health().missing == missing
+    missing = writer.health().missing
+    assert re.fullmatch(
+        r"4 value\(s\) are not in the files: the disk of place took nothing for 20 s \(the writer is at "
+        r"test_async_writer.py:\d+ < async_writer.py:.*\); check that it works",
+        missing,
+    )
     assert writer.health().dropped == {"scalar": 4}
     adds_up(writer, scalar=4)
     sink.gate.set()
@@ -800,3 +805,51 @@ def test_a_forked_child_is_refused_at_every_call():
     os.close(write)
     writer.close()
     assert sink.steps == [1]
+
+
+@pytest.mark.parametrize("method", ["start", "write", "flush"])
+@pytest.mark.parametrize(
+    "error", [SystemError("recursion depth mismatch"), MemoryError(), RuntimeError("once")]
+)
+def test_what_a_writer_raises_once_loses_nothing(
+    error: Exception, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Sink()
+    errors, call = [error], getattr(sink, method)
+
+    def failing(*args):
+        if errors:
+            raise errors.pop()
+        return call(*args)
+
+    monkeypatch.setattr(sink, method, failing)
+    writer = start(sink)
+    writer.write(event(1))
+    assert writer.flush()
+    writer.close()
+    assert (sink.steps, errors) == ([1], [])
+    adds_up(writer, scalar=1)
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError(3, "no such process"), AttributeError("no clock")])
+def test_a_writer_thread_needs_no_clock_of_its_own(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_it(ident: int) -> int:
+        raise error
+
+    monkeypatch.setattr(time, "pthread_getcpuclockid", raise_it)
+    sink = Sink()
+    writer = start(sink)
+    writer.write(event(1))
+    writer.close()
+    assert sink.steps == [1]
+
+
+def test_close_waits_for_no_directory_that_was_removed(tmp_path) -> None:
+    sink = Sink()
+    sink.error = FileNotFoundError(2, "No such file or directory")
+    writer = AsyncWriter(sink, WriterSpec(directory=tmp_path / "gone", interval_s=0.0))
+    writer.write(event(1))
+    writer.close()  # or it would take 20 s
+    adds_up(writer, scalar=1)
+    [reason, _] = sorted(writer.health().errors)
+    assert "No such file" in reason
