@@ -33,6 +33,9 @@ KINDS = {
     "manifest_damaged": Kind(ERROR, REPAIR, True),
     "manifest_missing": Kind(WARNING, REPAIR, True),
     "manifest_stale": Kind(WARNING, REPAIR, True),
+    # other small files
+    "reports_damaged": Kind(ERROR, "restore it from a copy; distsummary why judges what the ranks recorded"),
+    "facts_damaged": Kind(WARNING, "remove it, or restore it from a copy: what it says is not compared"),
     "lost_ranks": Kind(NOTE, "what they recorded until then is in their files"),
 }
 

@@ -10,9 +10,12 @@ from distsummary.base.columns import named
 from distsummary.base.publish import publish
 from distsummary.cli.findings import Finding, finding
 from distsummary.cli.fsck_files import DirectoryFacts
+from distsummary.diagnosis.alerts import read_reports
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.rundir.attempts import decides
+from distsummary.rundir.rank_facts import COMMAND, FACTS, problem_of
 from distsummary.rundir.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_entries, read_ranks
+from distsummary.rundir.rank_parts import PARTS
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.run_records import MOST_S
 from distsummary.rundir.states import read_run
@@ -65,6 +68,12 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
         if lost := [one for one in attempt.ranks if one.state == "lost"]:
             text = f"{named([one.rank for one in lost], 'rank')} of {name} died without a word; the first: "
             found.append(finding(path, "lost_ranks", f"{text}{lost[0].reason or 'for an unknown reason'}"))
+    if unread := read_reports(run, state.newest).unread:
+        found.append(finding(run.alerts_path, "reports_damaged", unread))
+    for directory in {run.base, *run.rank_dirs("train").values()}:
+        for file in (FACTS, PARTS, COMMAND):
+            if problem := problem_of(directory / file):
+                found.append(finding(directory / file, "facts_damaged", problem))
     return found
 
 

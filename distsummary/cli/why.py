@@ -37,7 +37,9 @@ def why(path: str | os.PathLike[str]) -> Findings:
     newest, run_dir = status.run.newest, RunDir(status.run.path)
     judged = judged_files(run_dir)
     found = with_reported(judged.reported, run_dir) + all_hangs(run_dir, newest, status.stuck)
-    found += unreported_end(found, newest)
+    if newest is not None:
+        ends = unreported_end([one for number, one in found if number == newest.attempt], newest)
+        found += [(newest.attempt, one) for one in ends]
     found.sort(key=lambda one: weight(one[1]))
     return Findings(status, found, judged.steps, judged.abstained, judged.apart)
 
@@ -82,6 +84,8 @@ def text_of(found: Findings, *, width: int) -> str:
         if len(others) > FOLDED:
             lines.append(f"- and {len(others) - FOLDED} more")
         lines.append("All of them, in full: --json")
+    if found.status.unread:
+        lines.append(f"Not all that was reported can be read: {printable(found.status.unread)}.")
     if found.abstained:
         lines.append(
             f"At {found.abstained:,} of {found.steps:,} measured steps, "

@@ -494,6 +494,8 @@ class Session:
                 "step": self.step,
                 **self._spent_ms(),
             }
+            if self.is_judged:
+                counters["judged"] = 1
             if self._last_step is not None:
                 counters["recorded_step"] = self._last_step
                 # After an early end the loop continues, but records nothing.

@@ -16,11 +16,11 @@ from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import (
     AWAITED,
     DROPPED,
-    ENDS,
     ERROR,
     FAILED,
     HANG,
     INFO,
+    INTERRUPTED,
     LOST,
     MESSAGE,
     OF_THE_RUN,
@@ -83,17 +83,62 @@ def level_in(alert: Mapping[str, Any]) -> str:
     return str(alert.get("level") or level_of(str(alert["cause"])))
 
 
+class Reports(NamedTuple):
+    """The alerts of a run, and why what was reported of it is not all there; empty if it is."""
+
+    alerts: list[Alert]
+    unread: str = ""
+
+
+def read_reports(run_dir: RunDir, attempt: AttemptState | None) -> Reports:
+    """The alerts of a run whose newest attempt this is; never raises.
+
+    A rank says at its end whether it was judged: then the beginning of the attempt, at least, was reported.
+    """
+    broken: list[str] = []
+
+    def report(number: int, error: Exception) -> None:
+        broken.append(f"line {number}: {error}")
+
+    name = run_dir.alerts_path.name
+    is_growing = attempt is not None and attempt.state == "running"
+    try:
+        alerts = read_alerts(run_dir, report, is_growing=is_growing)
+    except OSError as error:
+        return Reports([], f"{name} cannot be read: {error.strerror or error}")
+    if broken:
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        return Reports(alerts, f"{name} is damaged ({broken[0]}{more})")
+    if attempt is None or is_growing or any(one.get("attempt", 0) == attempt.attempt for one in alerts):
+        return Reports(alerts)
+    is_judged = any(rank.health.get("judged") for rank in attempt.ranks)
+    if is_judged and (attempt.is_settled or attempt.world_size == 1):
+        return Reports(alerts, f"{name} has nothing of attempt {attempt.attempt}: it was removed or cut")
+    return Reports(alerts)
+
+
 def is_finding(alert: Mapping[str, Any]) -> bool:
-    """Whether an alert says that something is wrong, apart from what the states of the ranks say."""
-    return level_in(alert) != INFO and alert["cause"] not in ENDS
+    """Whether an alert says that something is wrong."""
+    return level_in(alert) != INFO and alert["cause"] != INTERRUPTED
+
+
+def as_reported(hung: Iterable[Verdict], alerts: Iterable[Alert], attempt: AttemptState) -> list[Verdict]:
+    """What stopped ranks, from files, at the steps at which it was reported; without a report, a rank was
+    lost or failed at its own newest step.
+    """
+    own = {rank.rank: rank.step for rank in attempt.ranks if rank.step}
+    steps = {(rank, cause): step for rank, step in own.items() for cause in (LOST, FAILED)} | {
+        (one.verdict.rank, one.verdict.cause): one.verdict.since_step
+        for one in hangs_among(alerts, STOPPED)
+        if one.attempt == attempt.attempt and one.verdict.until_step is None
+    }
+    return [replace(one, since_step=steps.get((one.rank, one.cause), one.since_step)) for one in hung]
 
 
 def open_findings(
     alerts: Iterable[Alert], attempt: AttemptState | None, stuck: Iterable[Verdict] = ()
 ) -> list[Verdict]:
-    """What is wrong with an attempt, apart from what the states of its ranks say.
-
-    What is muted, or has cost little, is left out.
+    """What is wrong with an attempt, without what is muted, or has cost little.
 
     Args:
         alerts: of the run. attempt: the newest one; None: of a run without run.json, all count.
@@ -116,9 +161,10 @@ def open_findings(
         else one
         for one in found
     ]
-    # Files may show a hang that no alert has reported yet.
+    # Files may show what no alert has reported yet.
     lasting = {(one.rank, one.cause) for one in found if one.cause in HANGS and one.until_step is None}
-    found += [one for one in stuck if (one.rank, one.cause) not in lasting and one.cause not in ENDS]
+    stopped = {one.rank for one in found if one.cause in STOPPED and one.until_step is None}
+    found += [one for one in stuck if (one.rank, one.cause) not in lasting and one.rank not in stopped]
     # Ranks may have dropped more values since that was reported: the current counts replace the alert.
     dropped = {rank.rank: count for rank in attempt.ranks if (count := rank.dropped)}
     is_muted = any(one["cause"] == DROPPED and one.get("held") == MUTED for one in listed)
@@ -200,9 +246,12 @@ def all_hangs(
     Args:
         attempt: the newest one. stuck: its ranks that hang, by `stuck_files.hung_ranks`.
     """
+    alerts = read_alerts(run_dir)
+    if attempt is not None:
+        stuck = as_reported(stuck, alerts, attempt)
     now = {verdict.rank: verdict for verdict in stuck}
     hangs, is_reported = [], False
-    for number, hang, _ in hangs_among(read_alerts(run_dir), (*STOPPED, AWAITED)):
+    for number, hang, _ in hangs_among(alerts, (*STOPPED, AWAITED)):
         if attempt is not None and number == attempt.attempt and hang.until_step is None:
             is_reported |= hang.cause == HANG
             newer = now.get(hang.rank)
@@ -222,16 +271,25 @@ def all_hangs(
 
 
 def alerts_as_of_now(run_dir: RunDir, attempt: AttemptState | None, alerts: Iterable[Alert]) -> list[Alert]:
-    """The alerts, those of hangs that last with the newest evidence, as `all_hangs`; raises OSError."""
-    alerts = [*alerts]
-    if attempt is None or not any(one["cause"] in STOPPED and one["until_step"] is None for one in alerts):
-        return alerts
-    now = {
-        (number, one.rank, one.cause, one.since_step): {"evidence": one.evidence, "lost_s": one.lost_s}
+    """The alerts, what stopped ranks with the newest evidence, and what only files show of that, as
+    `all_hangs`; raises OSError.
+    """
+    if attempt is None:
+        return [*alerts]
+    found = [
+        {"attempt": number, **one.as_json()}
         for number, one in all_hangs(run_dir, attempt, hung_ranks(run_dir, attempt))
         if one.until_step is None
-    }
-    return [one | now.get(key_of(one), {}) for one in alerts]
+    ]
+    now = {key_of(one): one for one in found}
+    known = [
+        one | {name: now[key][name] for name in ("evidence", "lost_s")}
+        if (key := key_of(one)) in now
+        else one
+        for one in alerts
+    ]
+    left = now.keys() - {key_of(one) for one in known}
+    return [*known, *(one for key, one in now.items() if key in left)]
 
 
 def key_of(alert: Mapping[str, Any]) -> Key:

@@ -25,15 +25,16 @@ def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
     lost = [rank for rank in attempt.ranks if rank.state == "lost"]
     if failure is not None and (is_over or not follows_from_another(failure.error)):
         is_lost = failure.rank in {rank.rank for rank in lost}
-        # What a lost rank reported last may be seconds old, unlike the newest step of all ranks.
-        at = step if is_lost else steps[failure.rank]
+        # The rank's own: others may be ahead of it.
+        at = steps[failure.rank] or step
         failed = tuple(rank.rank for rank in attempt.ranks if rank.state == "failed")
         # If all failed ranks only lost a connection, it is not known to whom: all of them are named.
         named = failed if follows_from_another(failure.error) and len(failed) > 1 else ()
         found.append(_of(LOST if is_lost else FAILED, failure.rank, at, failure.error, named))
     elif lost and failure is None:
         numbers = tuple(rank.rank for rank in lost)
-        found.append(_of(LOST, numbers[0], step, lost[0].reason, numbers if len(lost) > 1 else ()))
+        at = max(steps[rank] for rank in numbers) or step
+        found.append(_of(LOST, numbers[0], at, lost[0].reason, numbers if len(lost) > 1 else ()))
     elif is_over and attempt.state == "interrupted":
         first = next((rank for rank in attempt.ranks if rank.state == "interrupted"), attempt.ranks[0])
         found.append(_of(INTERRUPTED, first.rank, step, first.error or "by a signal"))
@@ -42,19 +43,17 @@ def attempt_verdicts(attempt: AttemptState, *, is_over: bool) -> list[Verdict]:
     return found
 
 
-def unreported_end(
-    found: Collection[tuple[int, Verdict]], attempt: AttemptState | None
-) -> list[tuple[int, Verdict]]:
-    """How the newest attempt failed, with its number, if none reported it: of a rank alone that was killed.
+def unreported_end(found: Collection[Verdict], attempt: AttemptState | None) -> list[Verdict]:
+    """How the newest attempt failed, if none reported it: of a rank alone that was killed.
 
-    `found`: the verdicts so far, with their attempts.
+    `found`: the verdicts on it so far.
     """
     if attempt is None or attempt.role != "train" or not is_over(attempt):
         return []
-    if any(number == attempt.attempt and verdict.cause in (FAILED, LOST) for number, verdict in found):
+    if any(verdict.cause in (FAILED, LOST) for verdict in found):
         return []
     ends = attempt_verdicts(attempt, is_over=True)
-    return [(attempt.attempt, verdict) for verdict in ends if verdict.cause in (FAILED, LOST)]
+    return [verdict for verdict in ends if verdict.cause in (FAILED, LOST)]
 
 
 def _of(cause: str, rank: int, step: int, evidence: str, ranks: tuple[int, ...] = ()) -> Verdict:

@@ -92,13 +92,13 @@ def sentence(verdict: Verdict, *, is_over: bool = False, of_s: float | None = No
     return f"{said} Cost{' so far' if lasts else ''}: {seconds(verdict.lost_s)}{of}."
 
 
-def weight(verdict: Verdict) -> tuple[int, bool, float, bool]:
+def weight(verdict: Verdict) -> tuple[int, bool, float, int]:
     """A key to sort by, the heaviest first: errors, what ended or spoiled the training, what cost most.
 
-    Of those that cost as much, hangs come first: other ranks may be lost because of one.
+    Of those that cost as much, hangs come first, then lost ranks: others are lost or fail because of these.
     """
-    level = -LEVELS.index(verdict.level)
-    return level, verdict.cause not in DAMAGE, -verdict.lost_s, verdict.cause != HANG
+    order = STOPPED.index(verdict.cause) if verdict.cause in STOPPED else len(STOPPED)
+    return -LEVELS.index(verdict.level), verdict.cause not in DAMAGE, -verdict.lost_s, order
 
 
 def finding(verdict: Verdict, *, is_over: bool = False) -> str:

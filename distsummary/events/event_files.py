@@ -49,6 +49,7 @@ class EventFiles:
         spec: where and how to write.
         files: the file operations to use; tests pass a test double.
         fail: called with the description of each failure of the background thread.
+        lose: called with the reason when events are gone that were in a file.
 
     Attributes:
         paths: the newest file of each dialect; before the first file exists, the path that it will have
@@ -66,8 +67,10 @@ class EventFiles:
         RunDirError: the directory cannot be made or written.
     """
 
-    def __init__(self, spec: WriterSpec, files: Files, fail: Callable[[str], None]) -> None:
-        self._spec, self._files, self._fail = spec, files, fail
+    def __init__(
+        self, spec: WriterSpec, files: Files, fail: Callable[[str], None], lose: Callable[[str], None]
+    ) -> None:
+        self._spec, self._files, self._fail, self._lose = spec, files, fail, lose
         self._directory, self._rotates = Path(spec.directory), spec.limits.rotates
         self.ids = EventIds(run_id=spec.run_id, attempt=spec.attempt, seq=0)
         self.name = SegmentName(
@@ -286,6 +289,9 @@ class EventFiles:
             segments, self._segments = self._segments, dict(following or {})
         for segment in segments.values():
             self._needs_repair |= segment.is_dead
+            with contextlib.suppress(OSError):
+                if reason := segment.lost():
+                    self._lose(reason)
             error = _try_sync(segment)
             # With the delivery "synced" the segment has what is not durable in memory, and `_rescue` writes
             # it again. Otherwise the error can only be reported, by `close`.

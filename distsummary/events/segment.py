@@ -132,6 +132,15 @@ class Segment:
                 self.is_dead = True
             raise
 
+    def lost(self) -> str:
+        """What another process has taken from the file; empty if nothing. Raises OSError."""
+        found = self._files.status(self._descriptor)
+        if not found.st_nlink:
+            return f"{self.path} was removed, with the events in it"
+        if found.st_size < self.length:
+            return f"{self.path} was cut from {self.length:,} to {found.st_size:,} bytes by another process"
+        return ""
+
     def _write_all(self, descriptor: int, parts: list[Part]) -> None:
         while parts:
             written = self._files.write(descriptor, leading(parts[:MAX_PARTS], MAX_BYTES))

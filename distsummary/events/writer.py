@@ -120,7 +120,7 @@ class RankWriter:
         self._health = Health()
         self._failures = Failures(self._health, logger)
         self._lineage: list[Value] = []  # not published yet
-        self._event_files = EventFiles(spec, self._files, self._failures.count)
+        self._event_files = EventFiles(spec, self._files, self._failures.count, self._lose)
         self._health.last_seq = max(self._event_files.last_seq.values(), default=0)
 
     @property
@@ -296,6 +296,11 @@ class RankWriter:
                 self._count_lineage()
             finally:
                 self._event_files.close()
+
+    def _lose(self, reason: str) -> None:
+        """Note that events that were written are not in the files any more: no one knows how many."""
+        self._failures.count(reason)
+        self._health.missing = self._health.missing or reason
 
     def _count_lineage(self) -> None:
         """Count as dropped the lineage that still waits."""

@@ -82,8 +82,24 @@ def write_attempt(path: Path, attempt: int, data: Any, *, is_private: bool = Fal
 def read_attempts(path: Path, kind: Any = Any) -> dict[str, Any]:
     """Attempt -> what the file holds of it, of the type `kind`; empty if no file can be read."""
     try:
-        found = read_json(path, dict[str, Any])
-        attempts = found.get("attempts") if found.get("format") == FORMAT else {}
-        return dict(check_kind(attempts, dict[AttemptKey, kind], name=str(path)))
+        return _attempts(path, kind)
     except (OSError, DamagedFileError):
         return {}
+
+
+def problem_of(path: Path) -> str:
+    """Why a file of a rank about its attempts cannot be read; empty if it can, or is not there."""
+    try:
+        _attempts(path, Any)
+    except FileNotFoundError:
+        return ""
+    except (OSError, DamagedFileError) as error:
+        return str(error)
+    return ""
+
+
+def _attempts(path: Path, kind: Any) -> dict[str, Any]:
+    """As `read_attempts`; raises OSError, DamagedFileError."""
+    found = read_json(path, dict[str, Any])
+    attempts = found.get("attempts") if found.get("format") == FORMAT else {}
+    return dict(check_kind(attempts, dict[AttemptKey, kind], name=str(path)))

@@ -104,6 +104,7 @@ class AttemptState:
             if a rank is lost and none runs; superseded; unknown; else finished.
         started: seconds since the epoch.
         ranks: those that registered, by rising number. missing: those that never did.
+        is_settled: whether an aggregator has judged and merged it to its end.
         failure: the first one in time, but a cause before its consequences, such as the broken connections
             of other ranks; None if no one reported a failure or a death: of ranks that only fell silent,
             no one knows which one was the first.
@@ -117,6 +118,7 @@ class AttemptState:
     ranks: tuple[RankState, ...]
     missing: tuple[int, ...]
     failure: Failure | None
+    is_settled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +236,7 @@ def _attempt(
         ranks=tuple(ranks),
         missing=tuple(rank for rank in range(entry["world_size"]) if rank not in registered),
         failure=failure,
+        is_settled=bool(entry.get("merged")),
     )
 
 

@@ -187,7 +187,7 @@ def row_of(name: str, status: Status, *, step: int | None, loss: float | None) -
         notes.insert(0, stuck)
     else:
         notes += behind_ranks(status)
-    notes += filter(None, [findings_of(status)])
+    notes += filter(None, [findings_of(status), f"not judged: {status.unread}" if status.unread else ""])
     if status.earlier:
         notes.append(f"{numbered(status.earlier, 'finding')} of earlier attempts")
     if earlier := newest.attempt:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from distsummary.diagnosis.alerts import (
     is_finding,
     level_in,
     open_findings,
-    read_alerts,
+    read_reports,
+    worst_level,
 )
 from distsummary.diagnosis.ends import unreported_end
 from distsummary.diagnosis.sentence import sentence, weight
-from distsummary.diagnosis.verdict import CAUSES, Verdict
+from distsummary.diagnosis.verdict import CAUSES, ERROR, STOPPED, Verdict
 from distsummary.errors import (
     DistSummaryError,
     MissingFileError,
@@ -50,6 +51,7 @@ from distsummary.runs.deals import DealRow, deal_rows
 from distsummary.runs.norms_table import norms_table
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank, RankFiles, Tags, ends, noting, wanted
 from distsummary.runs.read_values import added, assembled, readable, value_table
+from distsummary.runs.status import with_recorded_steps
 from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import (
     Array,
@@ -130,7 +132,7 @@ class RecordedRun:
         """What a notebook shows: what the run is, its loss, the heaviest verdict in words, and all others."""
         steps = "" if self.steps is None else f", steps {self.steps[0]:,} to {self.steps[1]:,}"
         counts = ", ".join(f"{plugin} {len(tags):,}" for plugin, tags in self.tags.items())
-        found = findings_in_short(findings(self), is_over=self.state != "running")
+        found = findings(self).text
         problems, loss = self.verdicts, None
         with noting(self._problems.setdefault("loss", {})):
             loss = newest_loss(self.path, *filter(None, [self._files.directories().get(0)]))
@@ -305,7 +307,7 @@ class RecordedRun:
 
     @property
     def verdicts(self) -> Table:
-        """What was found to be wrong, from alerts.jsonl, without muted causes and ends of the run: rank,
+        """What was found to be wrong, lost and failed ranks among it, without muted causes: rank,
         cause, since_step, until_step (-1: to the end), evidence (of a hang, from the newest stuck.json),
         reported_step, level ("error" or "warning"), lost_s (seconds of the run that it cost), ranks (all
         that it is about, if several), sentence (all of this in words) and intervals (the first and the last
@@ -368,19 +370,18 @@ class RecordedRun:
         """All lines of alerts.jsonl, as of now."""
         run_dir = RunDir(self.path)
         problems = self._problems["verdicts"] = {}
-
-        def report(line: int, error: Exception) -> None:
-            problems[f"{run_dir.alerts_path}, line {line}: no verdict ({error})"] = None
-
         state = self._state()
-        is_running = state is not None and state.state == "running"
-        rows: list[dict[str, Any]] = []
+        newest = state.newest if state else None
+        rows, unread = read_reports(run_dir, newest)
+        if unread:
+            problems[f"not judged: {unread}"] = None
         with noting(problems):
-            rows = read_alerts(run_dir, report, is_growing=is_running)
-            newest = state.newest if state else None
             rows = alerts_as_of_now(run_dir, newest, rows)
-            rows = _with_sentences(rows, is_over=newest is not None and is_over(newest))
-        return rows
+        if newest is not None:
+            said = [one.verdict for one in hangs_among(rows, STOPPED) if one.attempt == newest.attempt]
+            number = {"attempt": newest.attempt}
+            rows += [number | one.as_json() for one in unreported_end(said, newest)]
+        return _with_sentences(rows, is_over=newest is not None and is_over(newest))
 
     def stamp(self) -> str:
         """A text that is another one when the run has recorded more or a rank is in another state.
@@ -628,7 +629,7 @@ class RecordedRun:
         """What the manifests say; None if run.json cannot be read. `now` is that of `read_run`."""
         problems = self._problems["state"] = {}
         with noting(problems):
-            return read_run(self._run_dir, now=now)
+            return with_recorded_steps(self._run_dir, read_run(self._run_dir, now=now))[0]
         return None
 
     def _entry(self) -> Manifest:
@@ -684,22 +685,27 @@ def _check_is_run(run: RunDir, given: str, role: str) -> None:
     )
 
 
-def findings(run: RecordedRun) -> list[Verdict]:
+class Found(NamedTuple):
+    """What is wrong with the newest attempt of a run: `level` ("error", "warning", or empty) and `text`."""
+
+    verdicts: list[Verdict]
+    level: str
+    text: str
+
+
+def findings(run: RecordedRun) -> Found:
     """What is wrong with the newest attempt of a run; `distsummary status` says it after the state."""
     state = run._state()
-    return open_findings(run._alerts(), state.newest if state else None)
-
-
-def ending(run: RecordedRun) -> Verdict | None:
-    """How the newest attempt failed or lost ranks; None if it did not, or still runs."""
-    state = run._state()
-    found = unreported_end([], state.newest if state else None)
-    return found[0][1] if found else None
+    found = open_findings(run._alerts(), state.newest if state else None)
+    said = [findings_in_short(found, is_over=run.state != "running"), *run._problems["verdicts"]]
+    # What cannot be read may be anything.
+    level = ERROR if run._problems["verdicts"] else worst_level(found)
+    return Found(found, level, "; ".join(filter(None, said)))
 
 
 def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[dict[str, Any]]:
     """The alerts with what they say in words, the heaviest first; what is no verdict of ours comes last."""
-    found: list[tuple[tuple[int, bool, float, bool], dict[str, Any]]] = []
+    found: list[tuple[tuple[int, bool, float, int], dict[str, Any]]] = []
     foreign = []
     for alert in alerts:
         try:

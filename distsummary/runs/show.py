@@ -9,13 +9,11 @@ import numpy as np
 
 from distsummary.base.columns import aligned, cut, numbered, paragraph, printable
 from distsummary.base.terminal import duration
-from distsummary.diagnosis.alerts import worst_level
 from distsummary.format.own_tags import AUTO, EVALUATION_TAGS, LOSS_TAG, OF_RANKS, is_own
 from distsummary.runs.deals import deal_lines
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK, Rank
 from distsummary.runs.recorded_run import RecordedRun, findings
-from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import ScalarTable
 
 _FIRST = ("loss", "train/loss", LOSS_TAG, EVALUATION_TAGS, "acc", "lr", "learning_rate")  # tags of interest
@@ -83,8 +81,8 @@ def overview(run: RecordedRun) -> Overview:
     return Overview(
         path=str(run.path),
         state=run.state,
-        level=worst_level(found),
-        findings=findings_in_short(found, is_over=run.state != "running"),
+        level=found.level,
+        findings=found.text,
         ranks=int(known.get("ranks") or len(run.ranks)),
         attempts=len(attempts),
         steps=run.steps,
@@ -96,7 +94,7 @@ def overview(run: RecordedRun) -> Overview:
         landscapes=tuple(run.landscapes),
         verdicts=verdicts,
         deals=tuple(run.deals),
-        problems=tuple(run.problems),
+        problems=tuple(one for one in run.problems if one not in found.text),
     )
 
 

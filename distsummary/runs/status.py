@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.base.publish import file_system_time
-from distsummary.diagnosis.alerts import is_finding, open_findings, read_alerts, worst_level
+from distsummary.diagnosis.alerts import as_reported, is_finding, open_findings, read_reports, worst_level
+from distsummary.diagnosis.ends import unreported_end
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import AWAITED, ERROR, Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
@@ -38,6 +39,7 @@ class Status:
     `findings`: what is wrong with the newest attempt, see `open_findings`. `earlier`: how many findings there
     are of other attempts; `distsummary why` has them.
     `loss`: the newest one in the merged run or, before it is merged, in the files of rank 0.
+    `unread`: why what was reported of the run is not all there; empty if it is.
     `unmerged`: ranks that have recorded more than the merged run has of them -> their last merged step.
     """
 
@@ -48,6 +50,7 @@ class Status:
     findings: tuple[Verdict, ...] = ()
     earlier: int = 0
     loss: float | None = None
+    unread: str = ""
     unmerged: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -73,6 +76,7 @@ class Status:
             newest is not None
             and not self.stuck
             and self.level != ERROR
+            and not self.unread
             and self.run.state in GOOD
             and all(rank.state in GOOD for rank in newest.ranks)
         )
@@ -116,30 +120,15 @@ def read_status(path: str | os.PathLike[str]) -> Status:
     run_dir = RunDir(path)
     _check_is_run(run_dir.base, os.fspath(path))
     now = file_system_time(run_dir.base)
-    run = read_run(run_dir, now=now)
-    unmerged: dict[int, int] = {}
-    attempts = []
-    for attempt in run.attempts:
-        is_newest = attempt is run.newest
-        # A rank that has ended may have recorded more than its last heartbeat said.
-        recorded = _recorded_steps(run_dir, attempt, EACH_RANK if is_newest else 1)
-        if is_newest:
-            unmerged = _unmerged(run_dir, attempt, recorded)
-        ranks = (
-            replace(rank, step=max(rank.step or 0, recorded[rank.rank])) if rank.rank in recorded else rank
-            for rank in attempt.ranks
-        )
-        attempts.append(replace(attempt, ranks=tuple(ranks)))
-    if run.newest is not None:
-        run = replace(run, attempts=(*attempts,), newest=attempts[run.attempts.index(run.newest)])
+    run, recorded = with_recorded_steps(run_dir, read_run(run_dir, now=now))
+    unmerged = _unmerged(run_dir, run.newest, recorded) if run.newest else {}
     merged = _merged(run_dir.base, run.newest) if run.newest and run.newest.world_size > 1 else None
+    alerts, unread = read_reports(run_dir, run.newest)
     stuck = hung_ranks(run_dir, run.newest, now=now) if run.newest else []
-    try:
-        alerts = read_alerts(run_dir)
-    except OSError:
-        # `distsummary why` names what cannot be read.
-        alerts = []
+    if run.newest is not None:
+        stuck = as_reported(stuck, alerts, run.newest)
     findings = open_findings(alerts, run.newest, stuck)
+    findings += unreported_end(findings, run.newest)
     number = run.newest.attempt if run.newest else -1
     earlier = sum(is_finding(one) and one.get("attempt", 0) != number for one in alerts)
     return Status(
@@ -150,6 +139,7 @@ def read_status(path: str | os.PathLike[str]) -> Status:
         findings=tuple(findings),
         earlier=earlier,
         loss=_loss(run_dir, run.newest),
+        unread=unread,
         unmerged=unmerged,
     )
 
@@ -166,6 +156,26 @@ def _loss(run_dir: RunDir, newest: AttemptState | None) -> float | None:
     except (DistSummaryError, OSError):
         # `distsummary fsck` names what cannot be read.
         return None
+
+
+def with_recorded_steps(run_dir: RunDir, run: RunState) -> tuple[RunState, dict[int, int]]:
+    """The run, with the steps in the files of ranks that have ended: they may have recorded more than their
+    last heartbeats said. And these steps of the newest attempt, by rank.
+    """
+    of_newest: dict[int, int] = {}
+    attempts = []
+    for attempt in run.attempts:
+        is_newest = attempt is run.newest
+        recorded = _recorded_steps(run_dir, attempt, EACH_RANK if is_newest else 1)
+        if is_newest:
+            of_newest = recorded
+        ranks = (
+            replace(rank, step=max(rank.step or 0, recorded[rank.rank])) if rank.rank in recorded else rank
+            for rank in attempt.ranks
+        )
+        attempts.append(replace(attempt, ranks=tuple(ranks)))
+    newest = None if run.newest is None else attempts[run.attempts.index(run.newest)]
+    return replace(run, attempts=(*attempts,), newest=newest), of_newest
 
 
 def newest_step(attempt: AttemptState | None) -> int | None:

@@ -24,7 +24,7 @@ from distsummary.base.columns import (
 )
 from distsummary.base.terminal import duration
 from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, weight
-from distsummary.diagnosis.verdict import DROPPED, ERROR, HANG, MESSAGE, SLOW, Verdict
+from distsummary.diagnosis.verdict import DROPPED, ERROR, FAILED, HANG, LOST, MESSAGE, SLOW, STOPPED, Verdict
 from distsummary.rundir import states
 from distsummary.rundir.states import GONE, REBUILT, SILENT, AttemptState, RankState
 from distsummary.runs.status import EACH_RANK, GOOD, Status, newest_step, ranks_behind
@@ -115,6 +115,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "state": run.state,
         "is_healthy": status.is_healthy,
         "level": status.level,
+        "unread": status.unread,
         "findings": [verdict.as_json() for verdict in status.findings],
         "step": status.step,
         "total": status.total,
@@ -140,6 +141,10 @@ def hints(status: Status) -> list[str]:
     said = [f"{_verdict(status, newest)}{found and f', with {found}'}.", *causes(status)]
     if newest.missing and newest_step(newest):
         said.append(f"{named(newest.missing)} never registered; a training may record on some ranks only.")
+    if status.unread:
+        said.append(
+            f"Not judged: {printable(status.unread)}; what the ranks recorded: distsummary why {path}"
+        )
     said += _stuck(status) or behind_ranks(status)
     if status.findings or status.earlier:
         earlier = f"{numbered(status.earlier, 'finding')} of earlier attempts" if status.earlier else ""
@@ -180,6 +185,7 @@ def _attempt_as_json(attempt: AttemptState, status: Status) -> dict[str, Any]:
         if state.rank in stuck and state.state == "running":
             rank["phase"] = STUCK
         del rank["process"]
+    del found["is_settled"]
     return found | {
         "failure": None if attempt.failure is None else attempt.failure._asdict(),
         "step": status.step if is_newest else newest_step(attempt),
@@ -202,7 +208,7 @@ def _verdict(status: Status, newest: AttemptState) -> str:
     bad = [rank.rank for rank in newest.ranks if rank.state not in GOOD]
     living = [rank for rank in newest.ranks if rank.state == "running"]
     absent = named(bad or newest.missing, "rank") if bad or newest.missing else ""
-    is_fine = not (absent or status.findings)
+    is_fine = not (absent or status.findings or status.unread)
     if living:
         is_all = len(living) == newest.world_size > 1
         run = "runs" if len(living) == 1 else "run"
@@ -235,10 +241,9 @@ def _verdict(status: Status, newest: AttemptState) -> str:
     end = f"The run {verb.get(newest.state, 'has ended')}"
     if any(verdict.cause == HANG for verdict in status.stuck):
         return f"{end}; it was stuck {_stuck_at(status)}"
-    # The step of the rank that failed first: others may have been ahead of it.
+    # The step of the rank that failed or was lost first: others may have been ahead of it.
     first = None if newest.failure is None else newest.failure.rank
-    failed = [rank.step for rank in newest.ranks if rank.state == "failed" and rank.rank == first]
-    step = failed[0] if failed else newest_step(newest)
+    step = next((rank.step for rank in newest.ranks if rank.rank == first), None) or newest_step(newest)
     return f"{end} at step {step:,}" if step else end
 
 
@@ -249,8 +254,9 @@ def _is_unmerged(status: Status, newest: AttemptState) -> bool:
 
 
 def findings_of(status: Status, more: str = "") -> str:
-    """The findings of a run in short, but for hangs where it is said that the run is stuck."""
-    shown = [one for one in status.findings if one.cause != HANG or not status.stuck]
+    """The findings of a run in short, but for those that are said with the states of the ranks."""
+    said = STOPPED if status.stuck else (LOST, FAILED)
+    shown = [one for one in status.findings if one.cause not in said]
     is_over = status.run.newest is not None and states.is_over(status.run.newest)
     return findings_in_short(shown, more, is_over=is_over)
 

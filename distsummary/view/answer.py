@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.diagnosis.alerts import worst_level
 from distsummary.diagnosis.sentence import finding, weight
 from distsummary.diagnosis.verdict import (
     CAUSES,
@@ -21,7 +20,7 @@ from distsummary.diagnosis.verdict import (
 )
 from distsummary.format.own_tags import EVALUATION_TAGS, OWN_MS, STEP_MS, WAIT_MS
 from distsummary.runs.guides import guide_of
-from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, ending, findings
+from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, findings
 from distsummary.runs.show import is_loss
 from distsummary.runs.table import Matrix
 from distsummary.view.packing import plain
@@ -35,35 +34,13 @@ _GOOD = ("finished", "running")
 _UNKNOWN = (NO_MANIFEST, "unreadable", "unknown", "superseded")
 
 
-def verdicts_with_end(run: RecordedRun) -> list[dict[str, Any]]:
-    """The verdicts of a run as `RecordedRun.verdicts` has them, and how it ended if it did not end well."""
-    rows: list[dict[str, Any]] = [plain(row) for row in run.verdicts]
-    end = ending(run)
-    if end is None:
-        return rows
-    said = f"{finding(end, is_over=True)}: {end.evidence}."
-    row = plain(end.as_json()) | {"sentence": said, "intervals": []}
-    place = next((number for number, one in enumerate(rows) if not _outweighs(one, end)), len(rows))
-    return [*rows[:place], row | {"until_step": -1}, *rows[place:]]
-
-
-def _outweighs(row: Mapping[str, Any], end: Verdict) -> bool:
-    """Whether a verdict of a table weighs as much as the end of the run; one of another version does not."""
-    return row["cause"] in CAUSES and weight(
-        Verdict(
-            rank=int(row["rank"]), cause=row["cause"], since_step=int(row["since_step"]), until_step=None,
-            evidence="", reported_step=0, lost_s=float(row["lost_s"]),
-        )
-    ) <= weight(end)  # fmt: skip
-
-
 def answer(
     run: RecordedRun, verdicts: Sequence[Mapping[str, Any]], *, steps: Sequence[int] | None
 ) -> dict[str, Any]:
     """What is said of a run at first sight.
 
     Args:
-        verdicts: see `verdicts_with_end`, the heaviest first. steps: the first and the last one.
+        verdicts: rows of `RecordedRun.verdicts`, the heaviest first. steps: the first and the last one.
 
     Returns `badge`: its `text` and `kind` ("good" only if nothing is wrong and all could be read, "warn",
     "bad" or "plain"); `head` and `detail`, the sentence in its parts; `guides`: cause -> the page on
@@ -71,7 +48,7 @@ def answer(
     """
     state, problems = run.state, run.problems
     levels = {one["level"] for one in verdicts}
-    level = ERROR if worst_level(findings(run)) == ERROR else "warning" if levels else ""
+    level = ERROR if findings(run).level == ERROR else "warning" if levels else ""
     if (
         state not in (*_GOOD, *_UNKNOWN)
         or level == ERROR

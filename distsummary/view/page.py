@@ -14,7 +14,6 @@ import numpy as np
 
 from distsummary.base.columns import as_ranges
 from distsummary.base.terminal import doing
-from distsummary.diagnosis.alerts import worst_level
 from distsummary.diagnosis.verdict import SLOW
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.format.own_tags import (
@@ -32,10 +31,9 @@ from distsummary.runs.facts import facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.show import interest, is_loss
-from distsummary.runs.status_text import findings_in_short
 from distsummary.runs.table import Matrix
 from distsummary.view.anatomy import Anatomy
-from distsummary.view.answer import Numbers, answer, verdicts_with_end
+from distsummary.view.answer import Numbers, answer
 from distsummary.view.compared_runs import comparison, span
 from distsummary.view.graph_nodes import graph
 from distsummary.view.histograms import histograms
@@ -97,7 +95,7 @@ def _page(
 ) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
-    verdicts = verdicts_with_end(run)
+    verdicts: list[dict[str, Any]] = [plain(row) for row in run.verdicts]
     shown = _shown(_known(run, tags), {row["cause"] for row in verdicts})
     tags = _known(run, None)
     compared = comparison(run, others, shown, width=WIDTH)
@@ -339,9 +337,9 @@ def _overview(
         "name": run.path.name,
         "path": os.fspath(run.path.resolve()),
         "state": run.state,
-        "level": worst_level(found),
-        "findings": len(found),
-        "found": findings_in_short(found, is_over=run.state != "running"),
+        "level": found.level,
+        "findings": len(found.verdicts),
+        "found": found.text,
         "ranks": list(run.ranks),
         "world_size": int(known.get("ranks") or len(run.ranks)),
         "steps": steps,

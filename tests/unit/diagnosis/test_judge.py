@@ -256,3 +256,17 @@ def test_own_times_reports_which_step_a_rank_reports_next() -> None:
     [one] = own_times(tags, which, ranks, np.array([8, 8, 8]), np.array([1.0, 2.0, 8.0]))
     assert one.every.tolist() == [1, 8]
     assert one.times.sum() == 3
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "python"])
+def test_the_milliseconds_of_a_verdict_are_those_of_its_steps(phase: str) -> None:
+    """Also of what blocks a rank while it computes, which is found by medians of several steps."""
+    judge, found = Judge(one_axis), []
+    for step in range(1, 150):
+        one = reported(step, 2)
+        if step >= 60:
+            one.times[1, BLOCKED, PHASES.index(phase)] = 30.0
+        found += judge.add(one)
+    [verdict] = found
+    assert (verdict.rank, verdict.cause) == (1, phase)
+    assert re.match(rf"\w+( \w+)* took 31 ms a step, on its peer (1|0\.9\d*) ms", verdict.evidence), verdict.evidence

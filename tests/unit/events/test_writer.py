@@ -283,3 +283,28 @@ def test_segments_that_cannot_get_their_head_leave_nothing_behind(tmp_path):
     rank_writer.write(batch(1, scalars(1, 1)))
     rank_writer.close()
     assert len(recorded(tmp_path)) == len(recorded(tmp_path, TENSORBOARD)) == 1
+
+
+@pytest.mark.parametrize(
+    ("take", "said"),
+    [
+        (lambda file: os.truncate(file, file.stat().st_size // 2), "was cut from"),
+        (lambda file: os.truncate(file, 0), "to 0 bytes"),
+        (Path.unlink, "was removed"),
+        (lambda file: file.rename(file.parent / "other"), ""),  # it is still there
+    ],
+)
+@pytest.mark.parametrize("comes_more", [True, False])
+def test_events_that_another_process_takes_are_missing(tmp_path, take, said: str, comes_more: bool):
+    """Whether the writer notices with its next batch, or when it closes the file."""
+    rank = writer(tmp_path, formats=(MINDSPORE,))
+    rank.write(batch(1, scalars(1, 29)))
+    take(rank.path(MINDSPORE))
+    if comes_more and said:
+        with pytest.raises(OSError, match="event file"):
+            rank.write(batch(30, scalars(30, 1)))
+    if comes_more:
+        rank.write(batch(30, scalars(30, 1)))
+    rank.close()
+    assert said in rank.health().missing
+    assert bool(said) == bool(rank.health().missing)

@@ -28,9 +28,10 @@ def record(
 ) -> Path:
     """Write steps of one rank; returns its directory."""
     directory = RunDir(path).writer_dir("train", rank, ranks)
-    writer = RankWriter(WriterSpec(directory=directory, run_id=RUN, attempt=attempt, rank=rank, **spec))
+    run_id = spec.pop("run_id", RUN)
+    writer = RankWriter(WriterSpec(directory=directory, run_id=run_id, attempt=attempt, rank=rank, **spec))
     events = [Event(step, 100.0 + step, values(step, rank)) for step in steps]
-    batch = Batch(run_id=RUN, attempt=attempt, rank=rank, first_seq=first_seq, events=events)
+    batch = Batch(run_id=run_id, attempt=attempt, rank=rank, first_seq=first_seq, events=events)
     writer.write(batch)
     writer.close()
     return directory
