@@ -297,8 +297,8 @@ def announcement(directory: RunDir, topology: Topology, settings: RunSettings, *
 
 def position(resume: Resumed | None, initial_step: int, initial_epoch: int) -> tuple[int, int]:
     """The step and epoch at which the training begins, from `resume` or from the two numbers."""
-    check_int("initial_step", initial_step, low=0)
-    check_int("initial_epoch", initial_epoch, low=0)
+    initial_step = check_int("initial_step", initial_step, low=0)
+    initial_epoch = check_int("initial_epoch", initial_epoch, low=0)
     if resume is None:
         return initial_step, initial_epoch
     if not isinstance(resume, Resumed):

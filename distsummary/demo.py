@@ -136,8 +136,8 @@ def landscape_of_digits() -> tuple[nn.Module, nn.Module, list[Any]]:
 
 def run_demo(run_dir: str, *, ranks: int = 4, epochs: int = 3, as_json: bool = False) -> dict[str, Any]:
     """Train, evaluate, merge, draw and print a report; `as_json` prints JSON, and the progress to stderr."""
-    check_int("ranks", ranks, low=1)
-    check_int("epochs", epochs, low=1)
+    ranks = check_int("ranks", ranks, low=1)
+    epochs = check_int("epochs", epochs, low=1)
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     begun = time.monotonic()
     directory = RunDir(run_dir).create()

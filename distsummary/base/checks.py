@@ -1,8 +1,10 @@
 """Checks of arguments; each error names the field, the value and the allowed range."""
 
+import operator
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 
@@ -33,27 +35,94 @@ def check_text(field: str, value: str) -> None:
         ) from error
 
 
+@overload
+def check_int(
+    field: str,
+    value: object,
+    *,
+    low: int | None = None,
+    high: int | None = None,
+    optional: Literal[False] = False,
+) -> int: ...
+@overload
+def check_int(
+    field: str, value: object, *, low: int | None = None, high: int | None = None, optional: bool
+) -> int | None: ...
 def check_int(
     field: str, value: object, *, low: int | None = None, high: int | None = None, optional: bool = False
-) -> None:
-    """Raise InvalidTypeError or InvalidValueError unless `value` is an int (not a bool) in [low, high]."""
-    check_type(field, value, int, optional=optional)
-    if not isinstance(value, int):
-        return
-    if (low is not None and value < low) or (high is not None and value > high):
+) -> int | None:
+    """An integer of any kind, such as NumPy's or a tensor of one element, as an int in [low, high].
+
+    Raises InvalidTypeError or InvalidValueError. A bool is none, nor are 5.0 and "5".
+    """
+    if optional and value is None:
+        return None
+    try:
+        number = None if _is_bool(value) else operator.index(value)  # type: ignore[arg-type]  # it finds out
+    except (TypeError, RuntimeError):
+        number = None
+    if number is None:
+        expected = "int or None" if optional else "int"
+        kind = type(value).__name__
+        remedy = "" if _is_bool(value) else "; write int(...) if it is a whole number"
+        raise InvalidTypeError(f"{field} must be {expected}, got {value!r} of type {kind}{remedy}")
+    if (low is not None and number < low) or (high is not None and number > high):
         bounds = f">= {low}" if high is None else f"in [{low}, {high}]" if low is not None else f"<= {high}"
-        raise InvalidValueError(f"{field} must be {bounds}, got {value}")
+        raise InvalidValueError(f"{field} must be {bounds}, got {number}")
+    return number
 
 
-def check_int_or_both(field: str, value: object, *, low: int, optional: bool = False) -> None:
+@overload
+def check_number(field: str, value: object, *, optional: Literal[False] = False) -> float: ...
+@overload
+def check_number(field: str, value: object, *, optional: bool) -> float | None: ...
+def check_number(field: str, value: object, *, optional: bool = False) -> float | None:
+    """A real number of any kind, such as NumPy's, Decimal or a tensor of one element, as a float.
+
+    Raises InvalidTypeError. A bool and "5" are none.
+    """
+    if optional and value is None:
+        return None
+    is_real = hasattr(type(value), "__float__") and "complex" not in str(getattr(value, "dtype", ""))
+    # Arrays of several elements, or of text, have that method, too.
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        if is_real and not _is_bool(value):
+            return float(value)  # type: ignore[arg-type]  # it has the method
+    expected = "int or float or None" if optional else "int or float"
+    raise InvalidTypeError(f"{field} must be {expected}, got {value!r} of type {type(value).__name__}")
+
+
+def is_int(value: object) -> bool:
+    """Whether `check_int` takes a value."""
+    with suppress(InvalidTypeError):
+        check_int("it", value)
+        return True
+    return False
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool) or "bool" in str(getattr(value, "dtype", ""))
+
+
+@overload
+def check_int_or_both(field: str, value: object, *, low: int, optional: Literal[False] = False) -> int: ...
+@overload
+def check_int_or_both(field: str, value: object, *, low: int, optional: bool) -> int | None: ...
+def check_int_or_both(field: str, value: object, *, low: int, optional: bool = False) -> int | None:
     """As `check_int`, but a wrong type raises InvalidArgumentError, which is also a ValueError.
 
     For arguments whose wrong type is a ValueError in MindSpore's documentation and a TypeError in its code.
     """
     try:
-        check_int(field, value, low=low, optional=optional)
+        return check_int(field, value, low=low, optional=optional)
     except InvalidTypeError as error:
         raise InvalidArgumentError(str(error)) from None
+
+
+def set_ints(record: object, **options: Any) -> None:  # Any: low, high and optional, by field
+    """Check fields of a frozen dataclass as `check_int` does, and set them to the ints."""
+    for field, bounds in options.items():
+        object.__setattr__(record, field, check_int(field, getattr(record, field), **bounds))
 
 
 def check_choice(field: str, value: object, choices: Collection[object]) -> None:

@@ -50,10 +50,10 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
     check_keys("collect_landscape", value, _KEYS)
     size, unit = value.get("landscape_size", 40), value.get("unit", "step")
     num_samples, create = value.get("num_samples", 2048), value.get("create_landscape", {})
-    check_int("collect_landscape['landscape_size']", size, low=MIN_SIZE, high=MAX_SIZE)
+    size = check_int("collect_landscape['landscape_size']", size, low=MIN_SIZE, high=MAX_SIZE)
     check_type("collect_landscape['unit']", unit, str)
     check_choice("collect_landscape['unit']", unit, UNITS)
-    check_int("collect_landscape['num_samples']", num_samples)
+    num_samples = check_int("collect_landscape['num_samples']", num_samples)
 
     field = "collect_landscape['create_landscape']"
     check_type(field, create, dict)
@@ -74,7 +74,7 @@ def check_collect_landscape(value: object) -> LandscapeSpec | None:
             )
         # MindSpore accepts a bool here, but nowhere else.
         for item in interval:
-            check_type(f"an item of {field}[{index}]", item, (int, bool))
+            check_int(f"an item of {field}[{index}]", int(item) if isinstance(item, bool) else item)
 
     return LandscapeSpec(
         intervals=tuple(tuple(map(int, interval)) for interval in intervals),

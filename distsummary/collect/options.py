@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distsummary.base.checks import check_choice, check_int, check_keys, check_text, check_type
+from distsummary.base.checks import (
+    check_choice,
+    check_int,
+    check_keys,
+    check_number,
+    check_text,
+    check_type,
+    is_int,
+)
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.selection import MINDSPORES, Selection
@@ -250,13 +258,12 @@ def check_checksums(checksums: object) -> bool | int:
     """The argument `checksums`; raises InvalidTypeError or InvalidValueError for anything but bool and n."""
     if isinstance(checksums, bool):
         return checksums
-    if not isinstance(checksums, int):
+    if not is_int(checksums):
         raise InvalidTypeError(
             f"checksums must be True, False or a number of steps, got {checksums!r} of type "
             f"{type(checksums).__name__}"
         )
-    check_int("checksums", checksums, low=1)
-    return checksums
+    return check_int("checksums", checksums, low=1)
 
 
 def check_formats(value: object, field: str = "formats") -> tuple[str, ...]:
@@ -284,25 +291,22 @@ def check_file_affix(field: str, value: object) -> str:
 
 def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | None:
     """The checked limit in bytes, or None; `negative_is_unlimited`: if negative, warn and return None."""
-    check_int("max_file_size", value, optional=True)
-    if not isinstance(value, int):
+    most = check_int("max_file_size", value, optional=True)
+    if most is not None and negative_is_unlimited and most < 0:
+        logger.warning("max_file_size=%d is negative: the files are not limited", most)
         return None
-    if negative_is_unlimited and value < 0:
-        logger.warning("max_file_size=%d is negative: the files are not limited", value)
-        return None
-    check_int("max_file_size", value, low=0 if negative_is_unlimited else 1)
-    return value
+    return check_int("max_file_size", most, low=0 if negative_is_unlimited else 1, optional=True)
 
 
 def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: object) -> Limits:
     """The Limits, with `rotate_bytes` (at least 4096) and `rotate_s` (above 0) checked."""
-    check_int("rotate_bytes", rotate_bytes, low=MIN_ROTATE_BYTES, optional=True)
-    check_type("rotate_s", rotate_s, (int, float), optional=True)
-    if isinstance(rotate_s, (int, float)) and not rotate_s > 0:
+    rotate_bytes = check_int("rotate_bytes", rotate_bytes, low=MIN_ROTATE_BYTES, optional=True)
+    rotate_s = check_number("rotate_s", rotate_s, optional=True)
+    if rotate_s is not None and not rotate_s > 0:
         raise InvalidValueError(f"rotate_s must be more than 0 seconds, got {rotate_s}")
     if max_file_size is not None and (rotate_bytes is not None or rotate_s is not None):
         raise InvalidValueError(
             f"max_file_size={max_file_size} drops what does not fit into the file, but rotate_bytes="
             f"{rotate_bytes}, rotate_s={rotate_s} begin a new file for it; give the first or the others"
         )
-    return Limits(max_file_size=max_file_size, rotate_bytes=rotate_bytes, rotate_s=rotate_s)  # type: ignore[arg-type]  # just checked
+    return Limits(max_file_size=max_file_size, rotate_bytes=rotate_bytes, rotate_s=rotate_s)

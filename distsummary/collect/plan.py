@@ -26,9 +26,9 @@ def tensor_range(total: int, freq: int, tensor_freq: int | None = None) -> range
         total: steps of the whole training, >= 0. freq: collect_freq, >= 1.
         tensor_freq: collect_tensor_freq, >= 1; None spreads about 20 steps over the training.
     """
-    check_int("total", total, low=0)
-    check_int("freq", freq, low=1)
-    check_int("tensor_freq", tensor_freq, low=1, optional=True)
+    total = check_int("total", total, low=0)
+    freq = check_int("freq", freq, low=1)
+    tensor_freq = check_int("tensor_freq", tensor_freq, low=1, optional=True)
     if tensor_freq is not None:
         return range(0, total + 1, tensor_freq)
     if len(range(0, total + 1, freq)) <= 20:

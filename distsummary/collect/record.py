@@ -235,7 +235,7 @@ class SummaryRecord:
     def _packed(self, step: int, values: Mapping[str, float]) -> tuple[tuple[str, ...], bytes]:
         """The names and the packed numbers of a step; raises the errors of `scalars`."""
         self._check_open()
-        check_int("step", step, low=MIN_STEP, high=MAX_STEP)
+        step = check_int("step", step, low=MIN_STEP, high=MAX_STEP)
         numbers = {tag: resolve(value) for tag, value in values_of(values).items()}
         if not numbers:
             raise InvalidValueError("values must hold at least one scalar, got none; omit the call")
@@ -296,7 +296,7 @@ class SummaryRecord:
 
         Raises InvalidTypeError for bad arguments, WriteError for an earlier failure (`raise_exception`).
         """
-        check_int("step", step, low=MIN_STEP, high=MAX_STEP)
+        step = check_int("step", step, low=MIN_STEP, high=MAX_STEP)
         if train_network is not None:
             check_network("train_network", train_network)
         if plugin_filter is not None and not callable(plugin_filter):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_type, set_ints
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.collect.options import check_formats, check_limits
 from distsummary.collect.plan import DEALS
@@ -86,8 +86,8 @@ class Record:
             *("private", "export_npy", "raise_exception"),
         ):
             check_type(field, getattr(self, field), bool)
-        check_int("max_histograms", self.max_histograms, low=1, optional=True)
-        check_int("tensor_freq", self.tensor_freq, low=1, optional=True)
+        most = {"low": 1, "optional": True}
+        set_ints(self, max_histograms=most, tensor_freq=most)
         if self.collect_landscape is not None:
             check_collect_landscape(self.collect_landscape)
         check_choice("deal", self.deal, DEALS)
@@ -95,7 +95,9 @@ class Record:
             if getattr(self, field) is not None:
                 check_formats(getattr(self, field), field)
         check_collectors(self.collectors)
-        check_limits(None, self.rotate_bytes, self.rotate_s)
+        limits = check_limits(None, self.rotate_bytes, self.rotate_s)
+        object.__setattr__(self, "rotate_bytes", limits.rotate_bytes)
+        object.__setattr__(self, "rotate_s", limits.rotate_s)
         check_choice("delivery", self.delivery, DELIVERIES)
         check_choice("overload", self.overload, (WAIT, DROP))
 

@@ -98,7 +98,7 @@ def settings_of(
     check_type("diagnose", diagnose, Diagnose, optional=True)
     check_type("norms", norms, bool)
     check_type("system_metrics", system_metrics, bool)
-    check_int("collect_freq", collect_freq, low=1)
+    collect_freq = check_int("collect_freq", collect_freq, low=1)
     record = record or Record()
     most, landscape = record.max_histograms, record.collect_landscape
     return RunSettings(

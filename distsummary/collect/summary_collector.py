@@ -128,8 +128,8 @@ class SummaryCollector(CollectorCallback):
         topology: Topology | None = None,
         coordinator: Any = None,
     ) -> None:
-        check_int("collect_freq", collect_freq, low=1)
-        check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
+        collect_freq = check_int("collect_freq", collect_freq, low=1)
+        collect_tensor_freq = check_int("collect_tensor_freq", collect_tensor_freq, low=1, optional=True)
         flags = {"mindspore_compat": mindspore_compat, "norms": norms, "system_metrics": system_metrics}
         for field, flag in flags.items():
             check_type(field, flag, bool)

@@ -12,6 +12,7 @@ from distsummary.base.redaction import redacted
 from distsummary.diagnosis.alerts import level_in
 from distsummary.diagnosis.verdict import ERROR, INFO, WARNING
 from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.format.json_values import plain
 
 Alert = Mapping[str, Any]
 
@@ -58,7 +59,7 @@ def send(to: str, alert: Alert) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": "distsummary"}
     if login:
         headers["Authorization"] = f"Basic {base64.b64encode(unquote(login).encode()).decode()}"
-    data = json.dumps(payload(to, alert)).encode()
+    data = json.dumps(plain(payload(to, alert))).encode()
     request = urllib.request.Request(url._replace(netloc=host).geturl(), data, headers)
     with urllib.request.build_opener(_NoRedirects).open(request, timeout=POST_S):
         pass

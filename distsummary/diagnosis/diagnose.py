@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_type, set_ints
 from distsummary.diagnosis.verdict import CAUSES, LEVELS
 
 
@@ -31,4 +31,4 @@ class Diagnose:
         check_type("mute", self.mute, (list, tuple))
         for cause in self.mute:
             check_choice("a cause in mute", cause, CAUSES)
-        check_int("most_per_hour", self.most_per_hour, low=1)
+        set_ints(self, most_per_hour={"low": 1})

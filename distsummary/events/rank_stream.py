@@ -1,25 +1,30 @@
 """RankStream: the events of one directory, each once, from the files that count, while these grow."""
 
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from distsummary.events.deduplicate import Seen
 from distsummary.events.reader import Damage, Piece, read_pieces_of
 from distsummary.events.scalar_columns import ScalarColumns
-from distsummary.events.segments import segments
+from distsummary.events.segments import dialect_of, segments
+from distsummary.format import tensorboard_format
 from distsummary.format.frames import read_frames
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from distsummary.format.wire import read_identity
 
 Owner: TypeAlias = tuple[str, int]  # run id and attempt; ("", 0) if another program wrote the file
 
+HEAD_FRAMES = 4  # in which a session starts: torch writes the version twice before
 _UNREADABLE = ("unreadable", -1)  # in the place of an owner: the file counts, and whoever reads it fails
 _SETTLED_S = 3.0  # a directory that has not changed for this long is not listed again until it changes
 
@@ -38,6 +43,19 @@ def owner_of(path: Path) -> Owner | None:
         # The payload is not an event of this package.
         return "", 0
     return (ids.run_id, ids.attempt) if ids.run_id else ("", 0)
+
+
+def session_start(path: Path) -> float:
+    """The step from which on a file of TensorBoard's dialect replaces those before it; inf for none.
+
+    Its writer, such as torch's SummaryWriter with `purge_step`, says so before the first value.
+    """
+    if dialect_of(path) == TENSORBOARD:
+        with suppress(DecodeError, OSError):
+            for one in islice(read_frames(path, resync=True), HEAD_FRAMES):
+                if one.damage is None and (step := tensorboard_format.session_start(one.payload)) is not None:
+                    return step
+    return math.inf
 
 
 def files_of_attempt(

@@ -131,7 +131,7 @@ def read_pieces_of(
     `bulk`: False: the data of other values than scalars, graphs and lineage may be None, which saves time.
     """
     check_choice("mode", mode, MODES)
-    check_int("start", start, low=0)
+    start = check_int("start", start, low=0)
     return _read_file(path, start, _Skipping(path, mode, skipped), bulk)
 
 

@@ -1,5 +1,6 @@
 """What the event files of one directory recorded: each event once, and which steps count after a restart."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +18,11 @@ from distsummary.events.index import (
     read_index,
     write_index,
 )
-from distsummary.events.rank_stream import RankStream
+from distsummary.events.rank_stream import RankStream, session_start
 from distsummary.events.reader import Damage, read_file, values_in
-from distsummary.events.segments import LEAST_BYTES
+from distsummary.events.segments import LEAST_BYTES, dialect_of
 from distsummary.format.frames import whole_length
-from distsummary.format.records import Shard, Value
+from distsummary.format.records import TENSORBOARD, Shard, Value
 
 _MAX_PARTS = 16  # of a growing file, before they become one
 
@@ -75,6 +76,7 @@ class _File:
     def __init__(self, path: Path, *, uses_index: bool) -> None:
         self.path, self.parts = path, list[FileContents]()
         self.size = 0
+        self.start = math.inf  # of its session, see `rank_stream.session_start`
         self._uses_index = uses_index
         self._indexed = 0  # how many bytes the index covers
         self._known: tuple[int, ...] = ()
@@ -99,6 +101,8 @@ class _File:
             part = scan(self.path, self.end)
             if part.size or part.damage:
                 self.parts.append(part)
+        if self.start == math.inf and self.parts:
+            self.start = session_start(self.path)
         # A growing file gets a part at each refresh, and each question visits all of them.
         if len(self.parts) > _MAX_PARTS:
             self.parts = [joined(self.parts)]
@@ -203,6 +207,18 @@ class Recorded:
 
     def _once(self) -> Iterator[tuple[_File, FileContents, Array | None]]:
         seen = Seen()
+        # In TensorBoard's files, sessions that start later replace the steps from their first one on.
+        until, first = dict[Path, float](), math.inf
+        for file in reversed(self._files.values()):
+            until[file.path] = first if dialect_of(file.path) == TENSORBOARD else math.inf
+            first = min(first, file.start)
+        for file, part, is_new in self._new(seen):
+            if until[file.path] < math.inf:
+                is_before = part.events["step"].load() < until[file.path]
+                is_new = is_before if is_new is None else is_new & is_before
+            yield file, part, is_new
+
+    def _new(self, seen: Seen) -> Iterator[tuple[_File, FileContents, Array | None]]:
         for file in self._files.values():
             for part in file.parts:
                 if not part.size:
@@ -266,9 +282,11 @@ class Recorded:
     def highs(self) -> dict[int, int]:
         """Attempt -> the highest of its steps."""
         found: dict[int, int] = {}
-        for _, part, _ in self._parts:
+        for _, part, rows in self._parts:
             steps = part.events["step"].load()
             attempts = _attempts(part, np.arange(steps.size))
+            if rows is not None:
+                steps, attempts = steps[rows], attempts[rows]
             for attempt in np.unique(attempts).tolist():
                 high = int(steps[attempts == attempt].max())
                 found[attempt] = max(high, found.get(attempt, high))
@@ -383,7 +401,10 @@ class Recorded:
 
         Graphs and TensorBoard's own pages, which have no step, do not count unless there is nothing else.
         """
-        found = [part.events["step"].load() for _, part, _ in self._parts]
+        found = [
+            part.events["step"].load()[slice(None) if rows is None else rows] for _, part, rows in self._parts
+        ]
+        found = [steps for steps in found if steps.size]
         if not found:
             return None
         low = min(low for _, part, _ in self._parts for low in part.lows)

@@ -19,14 +19,15 @@ from distsummary.format.records import Array, Histogram
 _BLOCK = 1 << 16  # elements; a multiple of 8192, see `count_histogram`
 SORT_BLOCK = 1 << 16  # elements
 PLACE_BLOCK = 1 << 15  # a block and its scratch arrays fit into the cache
+MOST = float(np.finfo(np.float64).max)
 _MAX_DOUBT = 0.25  # in bin widths; see `_Placing`
 
 
 def count_histogram(values: Array, *, compatibility: Compatibility = OURS, fixed: bool = False) -> Histogram:
     """Count an array of any shape; bool counts as uint8.
 
-    At most 90 equal bins span the finite values, or 0.5 to either side if all values are equal. Edges are
-    float32 for float16 and float32 values, else float64. With `compatibility.histograms`, they are computed
+    At most 90 equal bins span the finite values, or 0.5 to either side if all values are equal. Their edges
+    are `distinct_edges`. With `compatibility.histograms`, they are computed
     in the dtype of the values as in MindSpore: integer edges are truncated, and widths of int8 may wrap
     around. With `fixed`, the bins are `fixed_edges` from the first to the last that is not empty.
 
@@ -73,8 +74,10 @@ def count_histogram(values: Array, *, compatibility: Compatibility = OURS, fixed
     if fixed:
         return fixed_histogram(_count_sorted(flat, fixed_edges()), **measured)
     is_small_float = flat.dtype.kind == "f" and flat.dtype.itemsize <= 4
-    own_dtype = np.dtype(np.float32 if is_small_float else np.float64)
-    edges = bin_edges(low, high, finite_count, flat.dtype if compatibility.histograms else own_dtype)
+    if compatibility.histograms:
+        edges = bin_edges(low, high, finite_count, flat.dtype)
+    else:
+        edges = distinct_edges(low, high, finite_count, is_small_float=is_small_float)
     # The width may wrap around in the dtype of the edges.
     with np.errstate(over="ignore"):
         width = np.diff(edges)
@@ -160,6 +163,23 @@ def bin_edges(low: float, high: float, finite: int, dtype: np.dtype[np.generic])
         if not np.isfinite(high - low):
             return 2 * np.linspace(low / 2, high / 2, points)
         return np.linspace(low, high, points, dtype=dtype)
+
+
+def distinct_edges(low: float, high: float, finite: int, *, is_small_float: bool) -> Array:
+    """As `bin_edges`, so that each bin has a width: viewers lose the values of one without.
+
+    float32 for `is_small_float`, else float64, also where float32 has too few digits for the bins. Where
+    float64 has too few, there are fewer bins.
+    """
+    if is_small_float:
+        edges = bin_edges(low, high, finite, np.dtype(np.float32))
+        if (np.diff(edges) > 0).all():
+            return edges
+    if low == high:
+        half = max(0.5, bin_count(finite) * float(np.spacing(abs(low))))
+        with np.errstate(over="ignore"):
+            low, high = max(low - half, -MOST), min(high + half, MOST)
+    return np.unique(bin_edges(low, high, finite, np.dtype(np.float64)))
 
 
 def bin_counts(flat: Array, edges: Array) -> Array:

@@ -12,6 +12,8 @@ from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import Array, Image
 
 COLUMNS = 8  # pictures per row of a canvas
+TOLERANCE = 0.1  # of the largest value: so far interpolation takes floats beyond [0, 1]
+ROUNDING = 1e-6  # so far rounding alone does
 LAYOUTS = ("NCHW", "NHWC", "CHW", "HWC", "HW")  # N pictures, C channels; the first layout that fits is used
 
 
@@ -21,10 +23,11 @@ def encode_image(pictures: Array, *, compatibility: Compatibility = OURS) -> Ima
     The axes are one of LAYOUTS: (N, C, H, W), (N, H, W, C), (C, H, W), (H, W, C) or (H, W), where C is 1
     (grey) or 3 (RGB).
 
-    Integers within 0..255 are kept; bool becomes black and white; floats within [0, 1] are multiplied by 255
-    and rounded; any other array is stretched from its finite range to 0..255 (a constant array becomes
-    black). NaN and -Inf are black, Inf is white. With `compatibility.images`, only (N, C, H, W)
-    is accepted and the whole canvas is stretched, uint8 included, as MindSpore does.
+    Integers within 0..255 are kept; bool becomes black and white; floats within [0, 1], or beyond it by no
+    more than TOLERANCE, are clipped, multiplied by 255 and rounded; any other array is stretched from its
+    finite range to 0..255 (a constant array becomes black). NaN and -Inf are black, Inf is white. With
+    `compatibility.images`, only (N, C, H, W) is accepted and the whole canvas is stretched, uint8 included,
+    as MindSpore does.
 
     Raises InvalidTypeError for a dtype and InvalidValueError for a shape that cannot be drawn.
     """
@@ -136,8 +139,10 @@ def _to_uint8(pictures: Array) -> Array:
     pictures = pictures.astype(np.float64)
     finite = pictures[np.isfinite(pictures)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
-    if low >= 0 and high <= 1:
+    beyond = max(ROUNDING, TOLERANCE * high)
+    if low >= -beyond and high <= 1 + beyond:
         low, high = 0.0, 1.0
+        pictures = pictures.clip(0, 1)
     # Halved, since the span of float64 values may exceed float64.
     half_span = high / 2 - low / 2 or 1.0
     scaled = (pictures / 2 - low / 2) / half_span * 255

@@ -162,6 +162,15 @@ def _double(field: int, number: float) -> bytes:
 # --- decoding
 
 
+def session_start(payload: bytes) -> int | None:
+    """The step from which on TensorBoard hides what earlier sessions wrote, if the record begins a session.
+
+    Raises DecodeError.
+    """
+    message = tensorboard_pb2.Event.FromString(payload)
+    return int(message.step) if message.session_log.status == _START else None
+
+
 def decode_event(payload: bytes) -> tuple[EventIds, Event] | None:
     """The identity and values of a summary or graph event; None for a version or session record.
 

@@ -27,7 +27,7 @@ def wav(field: str, samples: NDArray[Any], rate: int) -> Audio:
     Raises InvalidTypeError or InvalidValueError: a wrong shape, dtype or rate; samples that are not finite,
     or too many.
     """
-    check_int(f"rate of {field}", rate, low=1, high=1_000_000)
+    rate = check_int(f"rate of {field}", rate, low=1, high=1_000_000)
     shape, kind = samples.shape, samples.dtype.kind
     channels = samples[np.newaxis] if samples.ndim == 1 else samples
     if channels.ndim != 2 or not 1 <= len(channels) <= MOST_CHANNELS or not channels.size:
@@ -45,7 +45,8 @@ def wav(field: str, samples: NDArray[Any], rate: int) -> Audio:
             f"{field} must have at most {MAX_PAYLOAD // 4} samples, got {samples.size}; record a part of it"
         )
     if kind == "f":
-        channels = channels.clip(-1, 1) * LOUDEST
+        # float16 has too few digits for it.
+        channels = channels.astype(np.float64).clip(-1, 1) * LOUDEST
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
         out.setnchannels(len(channels))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distsummary.errors import InvalidTypeError
-from distsummary.format.histogram import fixed_edges, fixed_histogram
+from distsummary.format.histogram import MOST, fixed_edges, fixed_histogram
 from distsummary.format.records import Histogram
 from distsummary.frameworks.base import Array
 
@@ -27,11 +27,21 @@ def unpacked(size: int, dtype: torch.dtype, packed: Array) -> Histogram:
     is_empty = size == nan + pos_inf + neg_inf
     low, high, total = (None, None, None) if is_empty else floats[:3].tolist()
     bins = 0 if is_empty else bins
-    edges = floats[3 : 3 + bins + 1].astype(str(_edge_dtype(dtype)).removeprefix("torch."))
+    edges = floats[3 : 3 + bins + 1]
+    counts = packed[:bins].copy()
+    width = np.diff(edges)
+    if _is_small(dtype) and (edges == (small := edges.astype(np.float32))).all():
+        width = np.diff(small).astype(np.float64)
+    # Where float64 has too few digits for the bins, some have no width: what the last of these hold is of the
+    # bin before.
+    if (width <= 0).any():
+        starts = np.flatnonzero(width > 0)
+        counts = np.add.reduceat(counts, [0, *starts[1:]])
+        edges, width = np.append(edges[starts], edges[-1]), width[starts]
     return Histogram(
-        left=edges[:bins].astype(np.float64),
-        width=np.diff(edges).astype(np.float64),
-        counts=packed[:bins].copy(),
+        left=edges[: len(counts)].copy(),
+        width=width,
+        counts=counts,
         count=size,
         nan_count=nan,
         pos_inf_count=pos_inf,
@@ -73,16 +83,22 @@ def count(tensor: Tensor) -> Tensor:
     (nan, pos_inf, neg_inf), (low, high, total) = _measured(tensor)
     # Only the device knows the number of bins, so all shapes are those of the most bins.
     bins = _bin_count(tensor.numel() - nan - pos_inf - neg_inf)
-    edges = _edges(low, high, bins).to(_edge_dtype(tensor.dtype))
+    edges = _edges(low, high, bins)
+    if _is_small(tensor.dtype):
+        # As `format.histogram.distinct_edges`.
+        small = edges.float().double()
+        has_widths = ((small.diff() > 0) | (torch.arange(MAX_BINS, device=edges.device) >= bins)).all()
+        edges = torch.where(has_widths, small, edges)
     counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=tensor.device)  # [-1]: outside all bins
     for chunk in _chunks(tensor):
+        chunk = chunk.double()
         place = torch.searchsorted(edges, chunk, right=True) - 1
         inside = (chunk >= edges[0]) & (chunk <= high)
         # The last bin includes `high`.
         place = torch.where(inside, torch.minimum(place, bins - 1), MAX_BINS)
         counts.scatter_add_(0, place, torch.ones_like(place))
     numbers = torch.stack((nan, pos_inf, neg_inf, bins))
-    floats = torch.cat((torch.stack((low, high, total)), edges.double()))
+    floats = torch.cat((torch.stack((low, high, total)), edges))
     return torch.cat((counts[:MAX_BINS], numbers, floats.view(torch.int64)))
 
 
@@ -131,14 +147,14 @@ def _measured(tensor: Tensor) -> tuple[_Three, _Three]:
 
 
 def _chunks(tensor: Tensor) -> Iterator[Tensor]:
-    """1-D pieces in the dtype of the edges: float32 for floats of at most 32 bits, else float64."""
+    """1-D pieces: float32 for floats of at most 32 bits, else float64."""
     flat = tensor.detach().reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):
-        yield flat[start : start + _CHUNK].to(_edge_dtype(tensor.dtype))
+        yield flat[start : start + _CHUNK].to(torch.float32 if _is_small(tensor.dtype) else torch.float64)
 
 
-def _edge_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else torch.float64
+def _is_small(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype != torch.float64
 
 
 def _bin_count(finite: Tensor) -> Tensor:
@@ -149,9 +165,15 @@ def _bin_count(finite: Tensor) -> Tensor:
 
 
 def _edges(low: Tensor, high: Tensor, bins: Tensor) -> Tensor:
-    """`format.histogram.bin_edges` (NumPy's linspace), float64 (MAX_BINS + 1,); Inf after the last edge."""
+    """`format.histogram.distinct_edges` (NumPy's linspace), float64 (MAX_BINS + 1,); Inf after the last edge.
+
+    Where float64 has too few digits for the bins, some are equal.
+    """
     is_flat = ~(low < high)
-    low, high = torch.where(is_flat, low - 0.5, low), torch.where(is_flat, high + 0.5, high)
+    spacing = torch.nextafter(low.abs(), torch.full_like(low, torch.inf)) - low.abs()
+    half = (bins * spacing).clamp(min=0.5)
+    low = torch.where(is_flat, (low - half).clamp(min=-MOST), low)
+    high = torch.where(is_flat, (high + half).clamp(max=MOST), high)
     # If the span exceeds float64, the edges are computed at half their size.
     halves = torch.where((high - low).isfinite(), 1.0, 2.0)
     low, high = low / halves, high / halves

@@ -209,7 +209,7 @@ def landscape(
         raise InvalidTypeError("batches is required: pass the data, a list of batches or a DataLoader")
     refuse_classes(model=model, loss_fn=loss_fn, batch_loss=batch_loss)
     check_choice("mode", mode, MODES)
-    check_refine(refine)
+    refine = check_refine(refine)
     check_type("resume", resume, bool)
     for field, given, kind in (
         ("plane", plane, Plane),

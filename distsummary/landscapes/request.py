@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_number, check_type, set_ints
 from distsummary.checkpoints.landscape_spec import MAX_SIZE, MIN_SIZE, UNITS
 from distsummary.checkpoints.trajectory import Trajectory
-from distsummary.errors import InvalidTypeError, InvalidValueError
+from distsummary.errors import InvalidTypeError, InvalidValueError, UsageError
 from distsummary.frameworks.base import CurvatureSource, framework_of
 from distsummary.landscapes.directions import CENTERINGS, CORNERS, DIRECTIONS, OF_RUNS
 from distsummary.landscapes.directions.checkpoint_sources import AnyAround, is_single
@@ -59,9 +59,12 @@ class Plane:
     step_per_epoch: int | None = None
 
     def __post_init__(self) -> None:
-        check_int("size", self.size, low=MIN_SIZE, high=MAX_SIZE)
-        check_int("seed", self.seed, low=-(2**63), high=2**63 - 1)
-        check_int("step_per_epoch", self.step_per_epoch, low=1, optional=True)
+        set_ints(
+            self,
+            size={"low": MIN_SIZE, "high": MAX_SIZE},
+            seed={"low": -(2**63), "high": 2**63 - 1},
+            step_per_epoch={"low": 1, "optional": True},
+        )
         for field, value, choices in (
             ("normalization", self.normalization, NORMALIZATIONS),
             ("centering", self.centering, CENTERINGS),
@@ -116,10 +119,10 @@ class Compute:
     def __post_init__(self) -> None:
         if not isinstance(self.workers, str) or self.workers not in ("auto", "ray"):
             expected = f"workers must be 'auto', 'ray' or an int >= 0, got {self.workers!r}"
-            if not isinstance(self.workers, int) or isinstance(self.workers, bool):
-                raise InvalidTypeError(expected)
-            if self.workers < 0:
-                raise InvalidValueError(expected)
+            try:
+                set_ints(self, workers={"low": 0})
+            except UsageError as error:
+                raise type(error)(expected) from None
         check_type("address", self.address, str, optional=True)
         if self.address is not None and self.workers == 0:
             raise InvalidValueError(
@@ -129,8 +132,8 @@ class Compute:
         share = self.gpus_per_worker
         # Ray assigns a fraction of one GPU, or whole GPUs.
         if share is not None:
-            if isinstance(share, bool) or not isinstance(share, int | float):
-                raise InvalidTypeError(f"gpus_per_worker must be a number, got {share!r}")
+            share = check_number("gpus_per_worker", share)
+            object.__setattr__(self, "gpus_per_worker", share)
             if not 0 <= share < math.inf or (share > 1 and share != int(share)):
                 raise InvalidValueError(
                     f"gpus_per_worker must be a share in [0, 1] or a whole number from 1 on, got {share!r}"
@@ -153,11 +156,12 @@ def refuse_classes(**parts: Any) -> None:
             )
 
 
-def check_refine(refine: float | None) -> None:
-    """Raise unless `refine` is None or a share of the loss in (0, 1)."""
-    check_type("refine", refine, (int, float), optional=True)
+def check_refine(refine: float | None) -> float | None:
+    """`refine`; raises unless it is None or a share of the loss in (0, 1)."""
+    refine = check_number("refine", refine, optional=True)
     if refine is not None and not 0 < refine < 1:
         raise InvalidValueError(f"refine must be a share of the loss in (0, 1), such as 0.01, got {refine!r}")
+    return refine
 
 
 def refuse_workers_of_cell(model: Any, compute: Compute) -> None:

@@ -44,7 +44,7 @@ class SummaryLandscape:
     def __init__(self, summary_dir: str | os.PathLike[str], *, mode: str = "standard", seed: int = 0) -> None:
         self._run_dir = _run_dir("summary_dir", summary_dir)
         check_choice("mode", mode, MODES)
-        check_int("seed", seed, low=-(2**63), high=2**63 - 1)
+        seed = check_int("seed", seed, low=-(2**63), high=2**63 - 1)
         self._mode, self._seed = mode, seed
 
     def gen_landscapes_with_multi_process(

@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import math
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from distsummary.aggregate.actor import settle
 from distsummary.base.actor_private import bootstrap_address
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_number, check_type
 from distsummary.base.cluster import check_reachable, join, reachable_cluster, start_local
 from distsummary.base.columns import named
 from distsummary.base.extras import require
@@ -102,7 +103,7 @@ def launch(
     """
     if not callable(train_fn):
         raise InvalidTypeError(f"train_fn must be callable, got {train_fn!r}")
-    check_int("ranks", ranks, low=1)
+    ranks = check_int("ranks", ranks, low=1)
     check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
     check_choice("backend", backend, BACKENDS)
     check_type("address", address, str, optional=True)
@@ -187,8 +188,10 @@ def _run(
         raise
     finally:
         # The aggregators merge what the ranks wrote, so the ranks end first.
-        _end(actors, running)
-        settle(launch_id, deaths, state)
+        try:
+            _end(actors, running)
+        finally:
+            settle(launch_id, deaths, state)
 
 
 def chosen_backend(resources: Mapping[str, float] | None, ranks: int, gpus: float) -> str | None:
@@ -217,13 +220,13 @@ def check_resources(resources: Mapping[str, float] | None, backend: str | None) 
     """The resources of each rank; raises InvalidTypeError or InvalidValueError if Ray cannot reserve them."""
     if resources is None:
         return {"CPU": 1, "GPU": 1} if backend == "nccl" else {"CPU": 1}
-    for name, amount in resources.items():
-        check_type(f"resources_per_rank[{name!r}]", amount, (int, float))
-        if amount < 0:
-            raise InvalidValueError(f"resources_per_rank[{name!r}] must be >= 0, got {amount}")
-    if not any(resources.values()):
+    found = {name: check_number(f"resources_per_rank[{name!r}]", one) for name, one in resources.items()}
+    for name, amount in found.items():
+        if not 0 <= amount < math.inf:
+            raise InvalidValueError(f"resources_per_rank[{name!r}] must be finite and >= 0, got {amount:g}")
+    if not any(found.values()):
         raise InvalidValueError(f"resources_per_rank must reserve something, got {dict(resources)}")
-    return dict(resources)
+    return {name: int(amount) if amount.is_integer() else amount for name, amount in found.items()}
 
 
 class RankPlace(NamedTuple):

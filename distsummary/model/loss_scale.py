@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from distsummary.base.checks import check_int, check_type
+from distsummary.base.checks import check_int, check_number, check_type
 from distsummary.errors import InvalidValueError, NonFiniteError
 
 MAX_BAD_STEPS = 1000  # in a row, as in MindSpore
@@ -47,9 +47,9 @@ class FixedLossScaleManager(LossScaleManager):
     """
 
     def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
-        _check_scale("loss_scale", loss_scale)
+        self._loss_scale = _checked_scale("loss_scale", loss_scale)
         check_type("drop_overflow_update", drop_overflow_update, bool)
-        self._loss_scale, self._drop = loss_scale, drop_overflow_update
+        self._drop = drop_overflow_update
 
     def get_loss_scale(self) -> float:
         """The loss scale."""
@@ -74,12 +74,11 @@ class DynamicLossScaleManager(LossScaleManager):
     def __init__(
         self, init_loss_scale: float = 2**24, scale_factor: float = 2, scale_window: int = 2000
     ) -> None:
-        _check_scale("init_loss_scale", init_loss_scale)
-        check_type("scale_factor", scale_factor, (int, float))
+        self.loss_scale = _checked_scale("init_loss_scale", init_loss_scale)
+        scale_factor = check_number("scale_factor", scale_factor)
         if not 0 < scale_factor < math.inf:
             raise InvalidValueError(f"scale_factor must be finite and > 0, got {scale_factor}; such as 2")
-        check_int("scale_window", scale_window, low=1)
-        self.loss_scale = float(init_loss_scale)
+        scale_window = check_int("scale_window", scale_window, low=1)
         self.scale_factor, self.scale_window = scale_factor, scale_window
         self._good_steps = self._bad_steps = 0
 
@@ -114,7 +113,8 @@ class DynamicLossScaleManager(LossScaleManager):
         self._good_steps, self._bad_steps = int(state["good_steps"]), int(state["bad_steps"])
 
 
-def _check_scale(field: str, value: object) -> None:
-    check_type(field, value, (int, float))
-    if isinstance(value, (int, float)) and not 1 <= value < math.inf:
+def _checked_scale(field: str, value: object) -> float:
+    scale = check_number(field, value)
+    if not 1 <= scale < math.inf:
         raise InvalidValueError(f"{field} must be finite and >= 1, got {value}")
+    return scale

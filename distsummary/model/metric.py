@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.checks import is_int
 from distsummary.errors import InvalidTypeError, InvalidValueError, NoSamplesError
 from distsummary.frameworks.base import framework_of
 
@@ -43,7 +44,7 @@ class Metric(Updatable):
 
         Raises InvalidValueError unless `indexes` is a list of ints.
         """
-        if not isinstance(indexes, list) or not all(type(index) is int for index in indexes):
+        if not isinstance(indexes, list) or not all(map(is_int, indexes)):
             raise InvalidValueError(
                 f"indexes must be a list of int, got {indexes!r}; such as [0, 1] for the first two inputs"
             )

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_number, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.model.metric import Array, LastUpdate, Mean, Metric, Updatable, indices, is_binary
@@ -218,7 +218,7 @@ class Fbeta(_Counts):
     """
 
     def __init__(self, beta: float) -> None:
-        check_type("beta", beta, (int, float))
+        beta = check_number("beta", beta)
         if not 0 < beta < math.inf:
             raise InvalidValueError(f"beta must be finite and > 0, got {beta}")
         self._square = beta**2
@@ -246,7 +246,7 @@ class TopKCategoricalAccuracy(Mean):
     """
 
     def __init__(self, k: int) -> None:
-        check_int("k", k, low=1)
+        k = check_int("k", k, low=1)
         self.k = k
         super().__init__()
 

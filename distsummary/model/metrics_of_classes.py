@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_number, check_type
 from distsummary.errors import InvalidValueError
 from distsummary.model.metric import Array, LastUpdate, Metric, array_of, is_binary
 
@@ -30,9 +30,9 @@ class ConfusionMatrix(Metric):
     """
 
     def __init__(self, num_classes: int, normalize: str = "no_norm", threshold: float = 0.5) -> None:
-        check_int("num_classes", num_classes, low=1)
+        num_classes = check_int("num_classes", num_classes, low=1)
         check_choice("normalize", normalize, NORMALIZED)
-        check_type("threshold", threshold, (int, float))
+        threshold = check_number("threshold", threshold)
         self._classes, self._normalize, self._threshold = num_classes, normalize, threshold
         self.clear()
 
@@ -257,8 +257,8 @@ class ROC(LastUpdate):
     """
 
     def __init__(self, class_num: int | None = None, pos_label: int | None = None) -> None:
-        check_int("class_num", class_num, optional=True)
-        check_int("pos_label", pos_label, optional=True)
+        class_num = check_int("class_num", class_num, optional=True)
+        pos_label = check_int("pos_label", pos_label, optional=True)
         self._classes, self._positive = class_num, pos_label
         super().__init__()
 

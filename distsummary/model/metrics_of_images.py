@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_number, check_type
 from distsummary.base.extras import extra, require
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
@@ -27,7 +27,7 @@ class Dice(Mean):
     """
 
     def __init__(self, smooth: float = 1e-5) -> None:
-        check_type("smooth", smooth, (int, float))
+        smooth = check_number("smooth", smooth)
         if not 0 < smooth < math.inf:
             raise InvalidValueError(f"smooth must be finite and > 0, got {smooth}")
         self._smooth = smooth
@@ -125,7 +125,7 @@ class HausdorffDistance(_Surfaces):
         directed: bool = False,
         crop: bool = True,
     ) -> None:
-        check_type("percentile", percentile, (int, float), optional=True)
+        percentile = check_number("percentile", percentile, optional=True)
         if percentile is not None and not 0 <= percentile <= 100:
             raise InvalidValueError(f"percentile must be in [0, 100], got {percentile}")
         check_type("directed", directed, bool, optional=True)
@@ -219,9 +219,9 @@ class OcclusionSensitivity(LastUpdate):
         n_batch: int = 128,
         b_box: Sequence[int] | None = None,
     ) -> None:
-        check_type("pad_val", pad_val, (int, float))
-        check_type("margin", margin, (int, list, tuple))
-        check_int("n_batch", n_batch, low=1)
+        pad_val = check_number("pad_val", pad_val)
+        margin = margin if isinstance(margin, (list, tuple)) else check_int("margin", margin)
+        n_batch = check_int("n_batch", n_batch, low=1)
         check_type("b_box", b_box, (list, tuple), optional=True)
         self._pad, self._margin, self._batch, self._box = pad_val, margin, n_batch, b_box
         super().__init__()

@@ -22,7 +22,7 @@ class BleuScore(Metric):
     """
 
     def __init__(self, n_gram: int = 4, smooth: bool = False) -> None:
-        check_int("n_gram", n_gram, low=1, high=4)
+        n_gram = check_int("n_gram", n_gram, low=1, high=4)
         check_type("smooth", smooth, bool)
         self._longest, self._smooth = n_gram, smooth
         self.clear()
@@ -86,7 +86,7 @@ class Perplexity(Mean):
     """
 
     def __init__(self, ignore_label: int | None = None) -> None:
-        check_int("ignore_label", ignore_label, optional=True)
+        ignore_label = check_int("ignore_label", ignore_label, optional=True)
         self._ignored = ignore_label
         super().__init__()
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_type, is_int
 from distsummary.checkpoints.encryption import GCM
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import CurvatureSource, framework_of
@@ -102,9 +102,7 @@ class Model:
                 "metrics need a way to evaluate, got neither loss_fn nor eval_network; pass one of them"
             )
         if eval_indexes is not None and not (
-            isinstance(eval_indexes, list)
-            and len(eval_indexes) == 3
-            and all(type(index) is int for index in eval_indexes)
+            isinstance(eval_indexes, list) and len(eval_indexes) == 3 and all(map(is_int, eval_indexes))
         ):
             raise InvalidValueError(
                 f"eval_indexes must be a list of three int or None, got {eval_indexes!r}; they are the "
@@ -224,9 +222,10 @@ class Model:
         Raises what `train` and `eval` raise.
         """
         check_type("valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
-        check_type("valid_frequency", valid_frequency, (int, list))
-        for number in valid_frequency if isinstance(valid_frequency, list) else [valid_frequency]:
-            check_int("valid_frequency", number, low=1)
+        if isinstance(valid_frequency, list):
+            valid_frequency = [check_int("valid_frequency", number, low=1) for number in valid_frequency]
+        else:
+            valid_frequency = check_int("valid_frequency", valid_frequency, low=1)
         if valid_dataset is not None:
             self._require_evaluation("fit", valid_dataset)
 
@@ -235,11 +234,11 @@ class Model:
                 return done in valid_frequency
             return done % valid_frequency == 0
 
-        check_int("epoch", epoch, low=1)
-        check_int("initial_epoch", initial_epoch, low=0)
-        check_int("initial_step", initial_step, low=0, optional=True)
+        epoch = check_int("epoch", epoch, low=1)
+        initial_epoch = check_int("initial_epoch", initial_epoch, low=0)
+        initial_step = check_int("initial_step", initial_step, low=0, optional=True)
         check_type("dataset_sink_mode", dataset_sink_mode, bool)
-        check_int("sink_size", sink_size)
+        sink_size = check_int("sink_size", sink_size)
         if sink_size < -1 or sink_size == 0:
             raise InvalidValueError(f"sink_size must be -1 or >= 1, got {sink_size}")
         # The checkpoint alone says where a resumed training continues.

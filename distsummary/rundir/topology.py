@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_type, is_int
 from distsummary.base.processes import (
     in_ray,
     ipython_shell,
@@ -132,13 +132,13 @@ def detect(
     environ = os.environ if environ is None else environ
     modules = sys.modules if modules is None else modules
     check_choice("role", role, ROLES)
-    check_int("rank", rank, low=0, optional=True)
-    check_int("world_size", world_size, low=1, optional=True)
+    rank = check_int("rank", rank, low=0, optional=True)
+    world_size = check_int("world_size", world_size, low=1, optional=True)
     check_type("mesh", mesh, Mapping, optional=True)
     for axis, place in (mesh or {}).items():
         check_type("an axis of mesh", axis, str)
         is_pair = isinstance(place, tuple | list) and len(place) == 2
-        if not (is_pair and all(type(number) is int for number in place) and 0 <= place[0] < place[1]):
+        if not (is_pair and all(map(is_int, place)) and 0 <= place[0] < place[1]):
             raise InvalidValueError(
                 f"mesh[{axis!r}] must be (coordinate of this rank, size of the axis), "
                 f"0 <= coordinate < size, got {place!r}"

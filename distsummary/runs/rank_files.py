@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from distsummary.base.checks import check_recorded, check_type
+from distsummary.base.checks import check_int, check_recorded, check_type
 from distsummary.base.columns import as_ranges
 from distsummary.base.terminal import doing
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError
@@ -131,7 +131,7 @@ class RankFiles:
         # There is no merged run yet, or it cannot be read.
         if rank == MERGED:
             return {}, {}
-        check_type("rank", rank, (int, str), optional=True)
+        rank = rank if isinstance(rank, str) else check_int("rank", rank)
         if isinstance(rank, str) or rank not in self.ranks:
             there = as_ranges(self.ranks)
             raise InvalidValueError(f"rank must be 'merged', None or one of {there}, got {rank!r}")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_number, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import Curvature, CurvatureDirection
 from distsummary.frameworks.torch import as_dtensor
@@ -115,14 +115,15 @@ class THOR(torch.optim.Optimizer):
         for field, given in (("learning_rate", learning_rate), ("damping", damping)):
             if given is None:
                 raise InvalidTypeError(f"{field} is missing; pass a number, such as 0.03, or a list by step")
+        momentum = check_number("momentum", momentum)
+        weight_decay = check_number("weight_decay", weight_decay)
         for field, number in (("momentum", momentum), ("weight_decay", weight_decay)):
-            check_type(field, number, (int, float))
             if not 0 <= number < math.inf:
                 raise InvalidValueError(f"{field} must be finite and >= 0, got {number}")
         check_type("use_nesterov", use_nesterov, bool)
         check_type("enable_clip_grad", enable_clip_grad, bool)
-        check_int("batch_size", batch_size, low=1)
-        check_int("frequency", frequency, low=1)
+        batch_size = check_int("batch_size", batch_size, low=1)
+        frequency = check_int("frequency", frequency, low=1)
         check_choice("refresh", refresh, REFRESHES)
         check_choice("average", average, AVERAGES)
         if refresh == "trace" and average == "inverses":
@@ -290,7 +291,7 @@ class THOR(torch.optim.Optimizer):
         self, count: int = 2, names: Collection[str] | None = None
     ) -> list[CurvatureDirection]:
         """See `CurvatureSource`."""
-        check_int("count", count, low=1)
+        count = check_int("count", count, low=1)
         found: list[CurvatureDirection] = []
         for weight, layer in self._layers.items():
             state = self.state[weight]

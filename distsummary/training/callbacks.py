@@ -333,8 +333,7 @@ class LossMonitor(Callback):
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
-        check_int_or_both("per_print_times", per_print_times, low=0)
-        self._per_print_times = per_print_times
+        self._per_print_times = check_int_or_both("per_print_times", per_print_times, low=0)
         self._last_printed = 0
         # True also before a training: one that was not seen from its beginning causes no warning.
         self._has_loss = True
@@ -397,8 +396,7 @@ class TimeMonitor(Callback):
 
     def __init__(self, data_size: int | None = None, data_time: bool = False) -> None:
         check_type("data_time", data_time, bool)
-        check_int_or_both("data_size", data_size, low=1, optional=True)
-        self._data_size = data_size
+        self._data_size = check_int_or_both("data_size", data_size, low=1, optional=True)
         self._data_time = data_time
         # The times are kept by mode, as an evaluation may run inside of a training epoch.
         self._started_s: dict[str, float] = {}

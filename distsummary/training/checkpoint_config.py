@@ -80,9 +80,10 @@ class CheckpointConfig:
             "keep_checkpoint_max": keep_checkpoint_max,
             "keep_checkpoint_per_n_minutes": keep_checkpoint_per_n_minutes,
         }
-        for field, value in given.items():
-            check_int(field, value, low=0, optional=True)
-        if not any(given.values()):
+        checked = [check_int(field, value, low=0, optional=True) for field, value in given.items()]
+        save_checkpoint_steps, save_checkpoint_seconds = checked[:2]
+        keep_checkpoint_max, keep_checkpoint_per_n_minutes = checked[2:]
+        if not any(checked):
             raise InvalidValueError(f"{', '.join(given)} must not all be 0 or None; give one of them")
         check_type("integrated_save", integrated_save, bool)
         check_type("async_save", async_save, (bool, str))

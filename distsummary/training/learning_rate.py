@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from distsummary.base.checks import check_type
+from distsummary.base.checks import check_number
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.training.callbacks import Callback, RunContext
@@ -77,9 +77,7 @@ class LearningRateScheduler(Callback):
     def _next(self, rate: float, step: int) -> float:
         given = self.learning_rate_function(rate, step)
         if type(given) is not float:
-            # A number of NumPy or torch becomes one of Python.
-            given = getattr(given, "item", lambda: given)()
-            check_type("the result of learning_rate_function", given, (int, float))
+            given = check_number("the result of learning_rate_function", given)
         if not 0 <= given < math.inf:
             raise InvalidValueError(
                 f"the result of learning_rate_function must be finite and >= 0, got {given} for the rate "

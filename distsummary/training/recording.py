@@ -395,7 +395,7 @@ class Recording(abc.ABC):
         Returns False if the values are dropped.
         """
         if step is not None:
-            check_int("step", step, low=0, high=MAX_STEP)
+            step = check_int("step", step, low=0, high=MAX_STEP)
             if not self._go_to(step, has_values=any(counts.values())):
                 if self._strict:
                     raise InvalidValueError(

@@ -133,9 +133,9 @@ class Run(Recording):
         on_nan: str = WARN,
         strict: bool = False,
     ) -> None:
-        check_int("epochs", epochs, low=1)
-        check_int("initial_step", initial_step, low=0)
-        check_int("initial_epoch", initial_epoch, low=0)
+        epochs = check_int("epochs", epochs, low=1)
+        initial_step = check_int("initial_step", initial_step, low=0)
+        initial_epoch = check_int("initial_epoch", initial_epoch, low=0)
         check_type("topology", topology, Topology, optional=True)
         self.topology = detect() if topology is None else topology
         listed = CallbackList(callbacks)
@@ -205,7 +205,7 @@ class Run(Recording):
 
         `count` is the total for the whole training, so a second call must pass a larger number.
         """
-        check_int("count", count, low=1)
+        count = check_int("count", count, low=1)
         self._require_open()
         self._refuse_in_evaluation("epochs")
         if self.epoch >= count:
@@ -236,7 +236,7 @@ class Run(Recording):
         """
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise InvalidTypeError(f"loader must be iterable, got {type(loader).__name__}; pass the batches")
-        check_int("accumulate", accumulate, low=1)
+        accumulate = check_int("accumulate", accumulate, low=1)
         self._require_open()
         self._refuse_in_evaluation("steps")
         self._begin_stepping()

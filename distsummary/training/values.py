@@ -3,11 +3,12 @@
 import math
 import reprlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from distsummary.base.checks import check_text, check_type
+from distsummary.base.checks import check_number, check_text, check_type
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.base import Computed, Pending, framework_of, spec_of
@@ -50,6 +51,9 @@ def scalar(name: str, value: object, *, instead: str = "log its mean, for exampl
             raise InvalidValueError(f"{name} is an integer beyond float64; log its logarithm") from None
     framework = framework_of(value)
     if not framework.is_tensor(value):
+        # Such as a Decimal or a Fraction.
+        with suppress(InvalidTypeError):
+            return check_number(name, value)
         raise _not_a_number(name, value)
     tensor: Any = value
     # The usual tensors of one number are done here, without the checks below.

@@ -1,5 +1,6 @@
 """Histograms of a run over its steps, small enough for a page: the shares of bins that all steps share."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def _tag(run: RecordedRun, tag: str, ranks: tuple[int, ...], size: int) -> dict[
     chosen = spread(steps.size, size)
     for at in chosen:
         try:
-            kept.append((int(steps[at]), table.value(int(rows[at]))))
+            kept.append((int(steps[at]), with_finite_ends(table.value(int(rows[at])))))
         except (DistSummaryError, OSError):
             continue
     low, high, linear = axis([one for _, one in kept])
@@ -101,6 +102,21 @@ def _tag(run: RecordedRun, tag: str, ranks: tuple[int, ...], size: int) -> dict[
             [one.nan_count + one.pos_inf_count + one.neg_inf_count for _, one in kept], np.float64
         ),
     }
+
+
+def with_finite_ends(one: Histogram) -> Histogram:
+    """The histogram with the ends of its bins for a lowest or highest value that is NaN or infinite.
+
+    torch's writer has NaN for both if one of the values is.
+    """
+    ends = [one.min, one.max]
+    if all(end is None or np.isfinite(end) for end in ends):
+        return one
+    with np.errstate(over="ignore"):
+        edges = np.stack([one.left, one.left + one.width], axis=1)[one.counts > 0]
+    edges = edges[np.isfinite(edges)]
+    low, high = (float(edges.min()), float(edges.max())) if edges.size else (None, None)
+    return replace(one, min=low, max=high)
 
 
 def axis(found: list[Histogram]) -> tuple[float, float, float | None]:

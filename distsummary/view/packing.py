@@ -6,6 +6,7 @@ then all second ones and so on, which deflate makes smaller. Equal arrays are in
 
 import base64
 import json
+import math
 import zlib
 from typing import Any
 
@@ -42,9 +43,9 @@ def packed(page: dict[str, Any]) -> tuple[str, bytes]:
 
     Args:
         page: dicts, lists, texts, numbers, and arrays of float32, float64, int32 or unsigned whole numbers.
-            NaN is allowed in arrays only.
+            NaN and infinities are in arrays only: those of others, which files of others have, become null.
 
-    Raises ValueError for another number that is not finite, TypeError for another type.
+    Raises TypeError for another type.
     """
     block = bytearray()
     places: dict[tuple[str, bytes], int] = {}
@@ -61,8 +62,17 @@ def packed(page: dict[str, Any]) -> tuple[str, bytes]:
             block.extend(raw)
         return {"$": [kind, place, int(data.size)]}
 
-    text = json.dumps(page, default=put, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_finite(page), default=put, allow_nan=False, separators=(",", ":"))
     return text, bytes(block)
+
+
+def _finite(value: Any) -> Any:
+    """The data of a page without NaN and infinities."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(_finite, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(value: Any) -> Any:

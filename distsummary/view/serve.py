@@ -86,7 +86,7 @@ class Server(ThreadingHTTPServer):
         public_url: str | None = None,
         token: str | None = None,
     ) -> None:
-        check_int("port", port, low=0, high=65535, optional=True)
+        port = check_int("port", port, low=0, high=65535, optional=True)
         self.served = served
         self.files = {name: built(name).encode() for name in _STATIC}
         self.token = secrets.token_hex(16) if token is None else _checked_token(token)

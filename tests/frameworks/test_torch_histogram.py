@@ -12,6 +12,7 @@ from distsummary.format.histogram import count_histogram, fixed_edges
 from distsummary.format.records import Histogram
 from distsummary.frameworks import torch_histogram
 from distsummary.frameworks.torch import FRAMEWORK, counted, counted_fixed
+from tests.unit.format.test_histogram import NARROW
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -99,3 +100,9 @@ def test_the_fixed_buckets_are_those_of_torch(tmp_path):
 
     with SummaryWriter(str(tmp_path)) as writer:
         assert fixed_edges()[1:-1].tolist() == writer.default_bins  # ours are open on both sides
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_values_are_counted_as_numpy_counts_them(device: str, name: str):
+    check(NARROW[name], torch.from_numpy(NARROW[name].copy()).to(device))

@@ -104,6 +104,10 @@ def checked_value(
         return Value(kind, name, precision_recall(field, labels, predictions, *value[2:]))
     if kind == "scalar":
         return Value(kind, name, scalar(field, value))
+    if kind == "image" and type(value).__module__.startswith("PIL."):
+        from distsummary.collect.values.pictures import array_of_pil
+
+        value = array_of_pil(value)
     tensor = _tensor(field, value)
     if kind != "image" and not spec_of(field, tensor).shape:
         raise InvalidValueError(f"{field} must have at least one dimension; record it as a scalar")
@@ -243,7 +247,7 @@ def table_text(field: str, rows: Any) -> str:
 
 def _cell(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>")
+    return "<br>".join(text.replace("\\", "\\\\").replace("|", "\\|").splitlines())
 
 
 def is_real(dtype: np.dtype[Any]) -> bool:

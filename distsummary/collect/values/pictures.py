@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.checks import check_number
 from distsummary.base.extras import extra
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.frames import MAX_PAYLOAD
@@ -53,10 +54,28 @@ def drawn(field: str, figure: Any) -> NDArray[np.uint8]:
         ) from error
     finally:
         figure.stale = was_stale
-    # Put the picture on white, as far as it is transparent.
+    return np.ascontiguousarray(np.moveaxis(on_white(rgba), -1, 0)[np.newaxis])
+
+
+def array_of_pil(picture: Any) -> NDArray[Any]:
+    """What a picture of PIL shows, (H, W) or (H, W, 3); transparent places become white.
+
+    NumPy's view of it has the numbers in the file: places in a palette, 16 bits, shares of inks.
+    """
+    # Modes of numbers, which have the rules of arrays.
+    if picture.mode in ("1", "L", "RGB", "I", "F"):
+        return np.asarray(picture)
+    if picture.mode.startswith("I;16"):
+        return np.asarray(picture, np.float64) / 65535
+    if picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info:
+        return on_white(np.asarray(picture.convert("RGBA")))
+    return np.asarray(picture.convert("RGB"))
+
+
+def on_white(rgba: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The picture (H, W, 4) on white, as far as it is transparent: (H, W, 3)."""
     opacity = rgba[..., 3:].astype(np.float32) / 255
-    rgb = np.rint(rgba[..., :3] * opacity + 255 * (1 - opacity)).astype(np.uint8)
-    return np.ascontiguousarray(np.moveaxis(rgb, -1, 0)[np.newaxis])
+    return np.rint(rgba[..., :3] * opacity + 255 * (1 - opacity)).astype(np.uint8)
 
 
 def drawn_matrix(field: str, counts: NDArray[Any], classes: Sequence[str] | None = None) -> NDArray[np.uint8]:
@@ -70,6 +89,8 @@ def drawn_matrix(field: str, counts: NDArray[Any], classes: Sequence[str] | None
     Raises InvalidValueError for wrong arguments, MissingExtraError: matplotlib is not installed.
     """
     shape = counts.shape
+    # Sums of small dtypes overflow.
+    counts = counts.astype(np.float64) if counts.dtype.kind == "f" else counts
     if len(shape) != 2 or shape[0] != shape[1] or not 1 <= shape[0] <= MOST or not (counts >= 0).all():
         raise InvalidValueError(
             f"{field} must have the shape (C, C), 1 <= C <= {MOST}, of counts >= 0, got {shape} of "
@@ -99,12 +120,14 @@ def animation(field: str, frames: NDArray[Any], fps: float = DEFAULT_FPS) -> Ima
     Args:
         field: names the video in messages.
         frames: (T, C, H, W) with C of 1 or 3; uint8, or floats in [0, 1], outside of which they are clipped.
-        fps: frames a second, in (0, 100].
+        fps: frames a second, in (0, 100]. A GIF counts in hundredths of a second, and browsers show none for
+            less than two of them: of more than 50 frames a second, some are left out.
 
     Raises:
         InvalidValueError: a wrong shape, dtype or fps; too many elements.
         MissingExtraError: pillow is not installed.
     """
+    fps = check_number(f"fps of {field}", fps)
     if not 0 < fps <= 100:
         raise InvalidValueError(f"fps of {field} must be in (0, 100], got {fps}")
     shape, kind = frames.shape, frames.dtype.kind
@@ -118,10 +141,28 @@ def animation(field: str, frames: NDArray[Any], fps: float = DEFAULT_FPS) -> Ima
             f"{field} must have at most {MAX_PAYLOAD} elements, got {frames.size}; record fewer frames"
         )
     pil = extra(field, "PIL.Image")
-    pixels = frames if kind == "u" else (frames * 255).clip(0, 255).astype(np.uint8)
+    kept, durations = _timed(len(frames), fps)
+    pixels = frames[kept]
+    if kind == "f":
+        # As in pictures, NaN is black. float16 has too few digits for the product.
+        pixels = np.nan_to_num(pixels.astype(np.float32), nan=0, posinf=1, neginf=0).clip(0, 1) * 255
+        pixels = pixels.astype(np.uint8)
     pictures = [pil.fromarray(frame[0] if shape[1] == 1 else np.moveaxis(frame, 0, -1)) for frame in pixels]
     file = io.BytesIO()
-    pictures[0].save(
-        file, "GIF", save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0
-    )
+    pictures[0].save(file, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
     return Image(height=shape[2], width=shape[3], colorspace=shape[1], encoded=file.getvalue())
+
+
+def _timed(frames: int, fps: float) -> tuple[list[int], list[int]]:
+    """The frames that a GIF shows, and for how many milliseconds each: whole hundredths of a second, of
+    which a sum of many is right.
+    """
+    starts = [round(100 * frame / fps) for frame in range(frames + 1)]
+    kept: list[int] = []
+    for frame, start in enumerate(starts[:-1]):
+        if not kept or start - starts[kept[-1]] >= 2:
+            kept.append(frame)
+    begun = [starts[frame] for frame in kept]
+    return kept, [
+        10 * max(2, end - start) for start, end in zip(begun, [*begun[1:], starts[-1]], strict=True)
+    ]

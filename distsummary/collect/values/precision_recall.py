@@ -28,7 +28,7 @@ def precision_recall(
 
     Raises InvalidTypeError, InvalidValueError: a wrong argument.
     """
-    check_int(f"thresholds of {field}", thresholds, low=2, high=MOST_THRESHOLDS)
+    thresholds = check_int(f"thresholds of {field}", thresholds, low=2, high=MOST_THRESHOLDS)
     if labels.ndim != 1 or labels.shape != predictions.shape or not labels.size:
         raise InvalidValueError(
             f"labels and predictions of {field} must both have the shape (N,), N of at least 1, got "

@@ -105,9 +105,9 @@ def _saved(
     model: Any, path: Mapping[Any, Any], unit: str | None, step_per_epoch: int | None
 ) -> CheckpointSource:
     """The source for a path through numbered checkpoints; a file is opened when it is needed."""
-    path = {int(n) if isinstance(n, np.integer) else n: checkpoint for n, checkpoint in path.items()}
+    what = "a key of around, a step or epoch,"
+    path = {check_int(what, n, low=0, high=MAX_INT): checkpoint for n, checkpoint in path.items()}
     for number, checkpoint in path.items():
-        check_int("a key of around, a step or epoch,", number, low=0, high=MAX_INT)
         if isinstance(checkpoint, str | os.PathLike | Mapping) and is_single(checkpoint):
             continue
         _refuse_files(checkpoint)

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from distsummary.base.checks import check_type
+from distsummary.base.checks import check_int
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.directions.array_rows import Rows, array_rows
 from distsummary.landscapes.directions.normals import Array
@@ -120,8 +120,7 @@ def resolve_filter_axes(
             continue
         given: Any = filter_axis
         axis, groups = given if isinstance(given, tuple) and len(given) == 2 else (given, 1)
-        check_type(field, axis, int)
-        check_type(f"the groups in {field}", groups, int)
+        axis, groups = check_int(field, axis), check_int(f"the groups in {field}", groups)
         if not -len(shape) <= axis < len(shape):
             raise InvalidValueError(
                 f"{field} must be in [{-len(shape)}, {len(shape) - 1}], got {axis}; its shape is {shape}"

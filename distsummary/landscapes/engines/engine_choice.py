@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from distsummary.base.checks import check_choice, check_int, check_keys, check_type
+from distsummary.base.checks import check_choice, check_keys, check_type, set_ints
 from distsummary.errors import InvalidValueError, LandscapeError
 
 ENGINES = ("naive", "row", "graph", "inference")
@@ -56,7 +56,7 @@ class EngineChoice:
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)
-        check_int("chunk", self.chunk, low=1)
+        set_ints(self, chunk={"low": 1})
         check_type("options", self.options, tuple)
         for option in self.options:
             check_choice("options", option, OPTIONS)

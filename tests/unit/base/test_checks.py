@@ -1,8 +1,20 @@
 """Argument checks let right values pass and name field, value and range of wrong ones."""
 
-import numpy as np
+from decimal import Decimal
+from fractions import Fraction
 
-from distsummary.base.checks import as_unicode, check_choice, check_int, check_keys, check_type
+import numpy as np
+import pytest
+
+from distsummary.base.checks import (
+    as_unicode,
+    check_choice,
+    check_int,
+    check_keys,
+    check_number,
+    check_type,
+    is_int,
+)
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from tests.refusals import refused
 
@@ -25,7 +37,7 @@ def test_errors_name_field_value_and_range() -> None:
             lambda: check_type("rate", [], str, optional=True),
             r"rate must be str or None, got \[\] of type list",
         ),
-        (lambda: check_int("rank", 1.0), "rank must be int"),
+        (lambda: check_int("rank", 1.0), r"rank must be int, got 1\.0 of type float; write int\(...\)"),
         (lambda: check_int("rank", True), "rank must be int"),
         (lambda: check_keys("formats", {1: 1}, ("a",)), "a key of formats must be str, got 1"),
     )
@@ -58,3 +70,39 @@ def test_check_choice_lets_a_choice_pass() -> None:
 
 def test_halves_of_surrogate_pairs_become_question_marks() -> None:
     assert as_unicode("a\ud800b \U0001f600 \udcff") == "a?b \U0001f600 ?"
+
+
+class Index:
+    """As integers of other libraries."""
+
+    def __index__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize("value", [5, np.int64(5), np.uint8(5), np.array(5), Index()])
+def test_integers_of_every_kind_become_int(value: object) -> None:
+    found = check_int("step", value, low=0)
+    assert (found, type(found)) == (5, int)
+    assert is_int(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5.0, "5", True, np.bool_(True), np.array(True), np.float32(5), Decimal(5), None, np.ones(2, int)],
+)
+def test_what_is_no_integer_is_refused(value: object) -> None:
+    refused(InvalidTypeError, (lambda: check_int("step", value), "step must be int, got "))
+    assert not is_int(value)
+
+
+@pytest.mark.parametrize("value", [0.5, np.float16(0.5), np.array(0.5), Decimal("0.5"), Fraction(1, 2)])
+def test_numbers_of_every_kind_become_float(value: object) -> None:
+    found = check_number("rate", value)
+    assert (found, type(found)) == (0.5, float)
+
+
+@pytest.mark.parametrize(
+    "value", ["0.5", True, 1j, np.complex64(1), np.bool_(True), np.ones(2), np.array("0.5"), None]
+)
+def test_what_is_no_number_is_refused(value: object) -> None:
+    refused(InvalidTypeError, (lambda: check_number("rate", value), "rate must be int or float, got "))

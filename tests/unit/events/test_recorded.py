@@ -9,6 +9,7 @@ import pytest
 from distsummary.errors import MissingFileError
 from distsummary.events.contents import column_of, joined, scan
 from distsummary.events.recorded import Recorded
+from distsummary.format import tensorboard_format
 from distsummary.format.encode import encode_event
 from distsummary.format.frames import frame
 from distsummary.format.records import Event, EventIds, Value
@@ -145,3 +146,45 @@ def test_a_tag_twice_in_an_event_and_missing_in_another_keeps_its_steps(nasty_tm
     recorded = Recorded(nasty_tmp_path, uses_index=False)
     assert steps(recorded) == [10, 20, 40]
     assert recorded.scalars("loss", NO_ENDS).values.tolist() == [1.0, 2.5, 4.0]
+
+
+def session(start: int | None, steps: range, stamp: int, directory: Path) -> None:
+    """A file of torch's SummaryWriter with `purge_step`: the version twice, then the start of the session."""
+    version = frame(tensorboard_format.encode_version(0.0))
+    head = (
+        version if start is None else 2 * version + frame(tensorboard_format.encode_session_start(start, 0.0))
+    )
+    frames = [
+        frame(
+            encode_event(
+                Event(step, 0.0, [Value("scalar", "loss", float(stamp))]),
+                EventIds("", 0, 0),
+                ("tensorboard",),
+            )[0]["tensorboard"]
+            or b""
+        )
+        for step in steps
+    ]
+    (directory / TENSORBOARD.format(stamp)).write_bytes(head + b"".join(frames))
+
+
+@pytest.mark.parametrize(
+    ("sessions", "expected"),
+    [
+        ([(None, range(10)), (5, range(5, 8))], [1] * 5 + [2] * 3),
+        ([(None, range(4)), (0, range(2))], [2] * 2),
+        ([(None, range(6)), (4, range(4, 9)), (2, range(2, 3))], [1] * 2 + [3]),
+        ([(None, range(3)), (7, range(7, 9))], [1] * 3 + [2] * 2),
+        ([(None, range(3)), (None, range(1, 3))], [1] * 3 + [2] * 2),  # no session starts
+    ],
+)
+def test_a_session_that_starts_replaces_the_steps_from_there_on(
+    tmp_path: Path, sessions: list[tuple[int | None, range]], expected: list[int]
+):
+    for stamp, (start, written) in enumerate(sessions, 1):
+        session(start, written, stamp, tmp_path)
+    recorded = Recorded(tmp_path, uses_index=False)
+    recorded.refresh()
+    found = recorded.scalars("loss", NO_ENDS)
+    assert found.values.tolist() == expected
+    assert recorded.steps() == (int(found.steps.min()), int(found.steps.max()))

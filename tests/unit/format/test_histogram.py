@@ -170,3 +170,31 @@ def test_the_faster_way_is_chosen_once_and_counts_the_same():
 def test_mindinsight_drops_no_histogram_of_ours():  # it drops those of more than 90 buckets
     values = np.random.default_rng(1).normal(size=1_000_000).astype(np.float32)
     assert count_histogram(values).left.size <= 90
+
+
+ONE, DOWN, UP = (
+    np.float32(1),
+    np.nextafter(np.float32(1), np.float32(0)),
+    np.nextafter(np.float32(1), np.float32(2)),
+)
+NARROW = {
+    "a unit of the last place": np.repeat(np.array([DOWN, ONE, UP], np.float32), 400),
+    "of float64": np.repeat([np.nextafter(1.0, 0), 1.0, np.nextafter(1.0, 2)], 400),
+    "30,000,000": np.full(100, 3e7, np.float32),
+    "1e30": np.full(100, 1e30, np.float32),
+    "1e300": np.full(100, 1e300),
+    "the largest": np.full(100, np.finfo(np.float64).max),
+    "2**53 and the next": np.repeat([2.0**53, 2.0**53 + 2], 50),
+    "large integers": np.repeat(np.array([2**62, 2**62 + 1], np.int64), 50),
+    "half precision": np.full(100, 60000, np.float16),
+    "denormal": np.repeat(np.array([0, 5e-324]), 50),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_every_bin_has_a_width_and_every_value_a_bin(name: str):
+    found = count_histogram(NARROW[name])
+    assert (found.width > 0).all()
+    assert found.counts.sum() == found.count == NARROW[name].size
+    assert found.left[0] <= found.min
+    assert found.left[-1] + found.width[-1] >= found.max

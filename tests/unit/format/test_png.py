@@ -100,3 +100,25 @@ def test_the_pixels_do_not_depend_on_the_compression(monkeypatch: pytest.MonkeyP
     for compress in (png._run_lengths, zlib.compress):
         monkeypatch.setattr(png, "_deflate", lambda compress=compress: compress)
         assert np.array_equal(pixels(encode_png(picture)), picture)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.5, 1.0], [128, 255]),
+        ([0.5, 1.0000001], [128, 255]),
+        ([-1e-9, 0.5, 1.0], [0, 128, 255]),
+        ([-0.04, 0.5, 1.04], [0, 128, 255]),  # as bicubic interpolation leaves it
+        ([-1e-7, 0.0], [0, 0]),
+        ([1.0000001, 1.0000001], [255, 255]),
+        ([np.nan, -0.01, 0.5, 1.0, np.inf], [0, 0, 128, 255, 255]),
+        # Other ranges are stretched.
+        ([-1.0, 0.0, 1.0], [0, 128, 255]),
+        ([-0.01, 0.0, 0.01], [0, 128, 255]),
+        ([0.0, 1.0, 2.0], [0, 128, 255]),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_rounding_error_beyond_a_range_is_no_other_range(values: list, expected: list, dtype: str):
+    found = np.array(drawn(values, dtype))
+    assert np.abs(found - expected).max() <= 1

@@ -44,3 +44,9 @@ def test_what_is_no_sound_is_refused() -> None:
         (lambda: wav("s", np.array([0.0, np.nan]), 8000), numbers),
         (lambda: wav("s", np.zeros(4), 1_000_001), "rate of s must be"),
     )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_loudest_samples_keep_their_sign(dtype: str):
+    found = wav("a", np.array([1, -1, 0.5, 2], dtype), np.int64(8000))
+    assert np.frombuffer(found.encoded[-8:], "<i2").tolist() == [32767, -32767, 16383, 32767]

@@ -1,12 +1,15 @@
 """Histograms of a page: shares in bins that steps share, exact ends, and which rank recorded them."""
 
+import json
+
 import numpy as np
 import pytest
 
 import distsummary as ds
 from distsummary.format.histogram import count_histogram
-from distsummary.format.records import Value
-from distsummary.view.histograms import BINS, axis, bin_edges, histograms, shares_of
+from distsummary.format.records import Histogram, Value
+from distsummary.view.histograms import BINS, axis, bin_edges, histograms, shares_of, with_finite_ends
+from distsummary.view.packing import packed
 from tests.unit.runs.recording import record
 
 
@@ -81,3 +84,30 @@ def test_a_run_without_histograms_has_none_and_one_of_nan_alone_has_no_shares(tm
     assert not one["shares"].any()
     assert np.isnan(one["min"]).all()
     assert one["bad"].tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "left", "width"),
+    [
+        (np.nan, np.nan, [0.0, 1.0], [1.0, 1.0]),
+        (0.0, np.inf, [0.0, 1.0], [1.0, np.inf]),
+        (-np.inf, np.inf, [-np.inf, 1.0], [np.inf, 1.0]),
+        (np.nan, np.nan, [], []),
+    ],
+)
+def test_a_histogram_of_others_without_finite_ends_has_those_of_its_bins(low, high, left, width):
+    """As torch's writer leaves it when a value is NaN."""
+    counts = np.ones(len(left), np.int64)
+    one = Histogram(
+        left=np.array(left), width=np.array(width), counts=counts, count=len(left), min=low, max=high, sum=low
+    )
+    found = with_finite_ends(one)
+    assert all(end is None or np.isfinite(end) for end in (found.min, found.max))
+    assert np.isfinite(axis([found])[:2]).all()
+
+
+def test_what_is_not_finite_reaches_no_json_of_a_page():
+    numbers = [np.nan, np.inf, -np.inf, np.float64("nan"), 1.5]
+    text, _ = packed({"a": numbers, "b": {"c": (float("nan"), "NaN", 3)}, "d": np.array([np.nan])})
+    assert json.loads(text, parse_constant=lambda name: pytest.fail(name))["a"] == [None] * 4 + [1.5]
+    assert json.loads(text)["b"] == {"c": [None, "NaN", 3]}

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from distsummary.collect.values.pictures import MOST, animation, drawn_matrix
+from distsummary.collect.values.checked_values import checked_value
+from distsummary.collect.values.pictures import MOST, animation, array_of_pil, drawn_matrix
 from distsummary.errors import InvalidValueError
 from tests.refusals import refused
 
@@ -72,3 +73,75 @@ def test_floats_are_shares_of_full_brightness() -> None:
         movie.seek(number)
         found.append(movie.convert("L").getpixel((0, 0)))
     assert found == [0, 51, 255]
+
+
+RED = (255, 0, 0)
+
+
+def palette(**options: object) -> Image.Image:
+    picture = Image.new("P", (3, 2), 1)
+    picture.putpalette([0, 0, 0, *RED])
+    picture.info |= options
+    return picture
+
+
+@pytest.mark.parametrize(
+    ("picture", "expected"),
+    [
+        (Image.new("RGB", (3, 2), RED), RED),
+        (Image.new("L", (3, 2), 100), 100),
+        (Image.new("1", (3, 2), 1), True),
+        (palette(), RED),
+        (palette(transparency=1), (255, 255, 255)),
+        (Image.new("RGBA", (3, 2), (255, 0, 0, 0)), (255, 255, 255)),
+        (Image.new("RGBA", (3, 2), (255, 0, 0, 255)), RED),
+        (Image.new("LA", (3, 2), (0, 255)), (0, 0, 0)),
+        (Image.new("PA", (3, 2)), (255, 255, 255)),
+        (Image.new("CMYK", (3, 2), (0, 255, 255, 0)), RED),
+        (Image.new("YCbCr", (3, 2), (255, 128, 128)), (255, 255, 255)),
+        (Image.new("HSV", (3, 2), (0, 255, 255)), RED),
+        (Image.new("I;16", (3, 2), 65535), 1.0),
+        (Image.new("I;16", (3, 2), 13107), 0.2),
+        (Image.new("F", (3, 2), 0.5), 0.5),
+    ],
+    ids=lambda one: one.mode if isinstance(one, Image.Image) else str(one),
+)
+def test_a_picture_of_pil_is_what_it_shows(picture: Image.Image, expected: object) -> None:
+    array = array_of_pil(picture)
+    assert array.shape[:2] == (2, 3)
+    assert (array == expected).all()
+    assert checked_value("image", "i", picture).plugin == "image"
+
+
+@pytest.mark.parametrize(
+    ("fps", "frames", "durations"),
+    [
+        (4, 2, [250, 250]),
+        (25, 2, [40, 40]),
+        (30, 6, [30, 40, 30, 30, 40, 30]),
+        (60, 6, [20, 30, 20, 30]),
+        (100, 4, [20, 20]),
+        (100, 1, [20]),
+    ],
+)
+def test_a_video_plays_as_fast_as_it_is(fps: float, frames: int, durations: list[int]) -> None:
+    video = np.arange(frames, dtype=np.uint8)[:, None, None, None] * np.full((1, 3, 8, 8), 20, np.uint8)
+    gif = Image.open(io.BytesIO(animation("v", video, fps).encoded))
+    found = []
+    for number in range(gif.n_frames):
+        gif.seek(number)
+        found.append(gif.info["duration"])
+    assert found == durations
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_frames_that_are_not_finite_are_drawn(dtype: str) -> None:
+    video = np.array([0.5, np.nan, np.inf, -np.inf, 60000, -1], dtype).reshape(1, 1, 1, 6)
+    gif = Image.open(io.BytesIO(animation("v", video).encoded))
+    assert np.asarray(gif.convert("L"))[0].tolist() == [127, 0, 255, 0, 255, 0]
+
+
+def test_a_confusion_matrix_of_small_numbers_is_drawn() -> None:
+    for dtype in ("uint8", "int8", "float16", "bool"):
+        counts = np.full((3, 3), np.array(100).astype(dtype))
+        drawn_matrix("m", counts * counts.dtype.type(1))
