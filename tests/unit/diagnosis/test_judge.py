@@ -269,4 +269,6 @@ def test_the_milliseconds_of_a_verdict_are_those_of_its_steps(phase: str) -> Non
         found += judge.add(one)
     [verdict] = found
     assert (verdict.rank, verdict.cause) == (1, phase)
-    assert re.match(rf"\w+( \w+)* took 31 ms a step, on its peer (1|0\.9\d*) ms", verdict.evidence), verdict.evidence
+    assert re.match(r"\w+( \w+)* took 31 ms a step, on its peer (1|0\.9\d*) ms", verdict.evidence), (
+        verdict.evidence
+    )
