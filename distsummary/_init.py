@@ -1,7 +1,6 @@
 """ds.init: finds the rank and the run directory, and returns a Run with its collector."""
 
 import logging
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 from distsummary.aggregate.joining import coordinator
 from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.columns import quoted
 from distsummary.base.processes import in_ray
 from distsummary.base.terminal import announced
 from distsummary.collect.collector import CollectorCallback
@@ -281,7 +281,7 @@ def announcement(directory: RunDir, topology: Topology, settings: RunSettings, *
     # A relative path is shorter, but Ray's workers may run in another directory.
     if base.is_relative_to(here) and not in_ray():
         base = base.relative_to(here)
-    parent = shlex.quote(str(base.parent))
+    parent = quoted(base.parent)
     show = f"tensorboard --logdir {parent}"
     own = settings.formats_of_ranks(topology.world_size)
     if topology.world_size == 1 and TENSORBOARD not in own:
@@ -291,7 +291,7 @@ def announcement(directory: RunDir, topology: Topology, settings: RunSettings, *
         merged = "" if own == DIALECTS else f"; of the merged run: {', '.join(DIALECTS)}"
         what = f"{topology.world_size} ranks; their {what}{merged}"
     if topology.world_size > 1 and not is_merged:
-        show += f"; after the training: distsummary merge {shlex.quote(str(base))}"
+        show += f"; after the training: distsummary merge {quoted(base)}"
     return f"distsummary: recording {base} ({what}); {show}"
 
 

@@ -17,6 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import distsummary as ds
 from distsummary.base.checks import check_int
+from distsummary.base.columns import quoted
 from distsummary.base.extras import extra, require
 from distsummary.errors import DistSummaryError
 from distsummary.format.own_tags import STEP_MS
@@ -238,9 +239,9 @@ Files{merged if summary["ranks"] > 1 else alone}
     {base}/landscape    the loss landscapes: events, .npz, .png
     {base}/ckpt_dir    the checkpoints of the training path
 Next
-    tensorboard --logdir {base.parent}
-    mindinsight start --summary-base-dir {base} --port 8080
-    distsummary landscape {base} distsummary.demo:landscape_of_digits --size 51
-    distsummary serve {base.parent}
+    tensorboard --logdir {quoted(base.parent)}
+    mindinsight start --summary-base-dir {quoted(base)} --port 8080
+    distsummary landscape {quoted(base)} distsummary.demo:landscape_of_digits --size 51
+    distsummary serve {quoted(base.parent)}
 Report      {f"not made: {why_not}" if why_not else f"{page}    (one file: open it in a browser, or mail it)"}
 """

@@ -15,7 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.aggregate.registrar import first_free_attempt
-from distsummary.base.actor_calls import RayConnection, RayGoneError
+from distsummary.base.actor_calls import RayConnection, RayGoneError, why_not_begun
+from distsummary.base.columns import quoted
 from distsummary.base.failures import error_line
 from distsummary.rundir.admission import refuse_other_version, refuse_unshared
 from distsummary.rundir.attempts import Registration
@@ -64,7 +65,9 @@ class RankGauges:
     """
 
     def __init__(self, run_dir: RunDir, rank: int) -> None:
-        self._tags = {"run": str(run_dir.base), "rank": str(rank)}
+        # Ray takes ASCII alone.
+        name = str(run_dir.base).encode("ascii", "backslashreplace").decode()
+        self._tags = {"run": name, "rank": str(rank)}
         self._step, self._own, self._waiting = (
             Gauge(f"distsummary_{name}", text, tuple(self._tags)) for name, text in GAUGES.items()
         )
@@ -216,10 +219,13 @@ class AggregatorClient:
             reason = str(error)
         except RayError as error:
             reason = f"no answer from the aggregator ({type(error).__name__}: {error})"
+            if method == "register":
+                with contextlib.suppress(RayGoneError, RayError), self._ray.call():
+                    reason += f"; {why_not_begun({})}"
         logger.warning(
             "%s: %s; %s() continues without the aggregator. If the merged run is missing later, run: "
             "distsummary merge %s",
-            self._run_dir, reason, method, self._run_dir.base,
+            self._run_dir, reason, method, quoted(self._run_dir.base),
         )  # fmt: skip
         return getattr(self._local, method)(*args, **options)
 

@@ -14,6 +14,7 @@ from distsummary.aggregate.registrar import Registrar
 from distsummary.aggregate.role_description import RoleDescription, describe
 from distsummary.aggregate.settlement import Settlement
 from distsummary.aggregate.stuck_ranks import StuckRanks
+from distsummary.base.columns import quoted
 from distsummary.base.failures import error_line
 from distsummary.base.guard import run_each, warn
 from distsummary.base.publish import is_gone
@@ -211,7 +212,7 @@ class Aggregator:
             # The files of the ranks can still be merged later.
             base = self._run_dir.base
             reason = f"the aggregator failed: {error_line(error)}"
-            self._error = f"{base}: {reason}; run: distsummary merge {base}"
+            self._error = f"{base}: {reason}; run: distsummary merge {quoted(base)}"
             warn(logger, "%s", self._error)
         finally:
             # Whoever waits is released first, whatever the steps of the end raise.

@@ -15,6 +15,7 @@ from types import FrameType
 from filelock import Timeout
 
 from distsummary.aggregate.aggregator import Aggregator
+from distsummary.base.columns import quoted
 from distsummary.errors import DistSummaryError
 from distsummary.rundir.attempts import open_attempts
 from distsummary.rundir.run_dir import RunDir
@@ -58,7 +59,7 @@ class Follower:
                     logger.warning(
                         "%s: the ranks have ended, but another aggregator (see run.json) has not merged them "
                         "for %g s; end that process, then run: distsummary merge %s",
-                        self._run_dir.base, HUNG_S, self._run_dir.base,
+                        self._run_dir.base, HUNG_S, quoted(self._run_dir.base),
                     )  # fmt: skip
                     return True
                 if time.monotonic() - self._asked_at > STOP_S:

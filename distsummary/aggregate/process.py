@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.at_exit import DaemonThread
+from distsummary.base.columns import quoted
 from distsummary.base.processes import is_alive
 from distsummary.rundir.attempts import (
     Registration,
@@ -100,7 +101,7 @@ class AggregatorProcess:
         self.has_failed = True
         logger.warning(
             "the aggregator of %s %s and is not started again; after the training, run: distsummary merge %s",
-            self._base, how, self._base,
+            self._base, how, quoted(self._base),
         )  # fmt: skip
 
     def _run(self) -> str:

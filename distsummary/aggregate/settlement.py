@@ -9,6 +9,7 @@ from distsummary.aggregate.live import LiveReport
 from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.merged_files import merge_facts
 from distsummary.aggregate.role_description import RoleDescription, describe, log_conflicts
+from distsummary.base.columns import quoted
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.newest import newest_step
@@ -82,7 +83,9 @@ class Settlement:
             if self._clock() - since_s < (HIDDEN_S if is_hidden else GIVE_UP_S):
                 return False
             base = self._run_dir.base
-            reason = f"{base}: the ranks could not be merged: {error}; then run: distsummary merge {base}"
+            reason = (
+                f"{base}: the ranks could not be merged: {error}; then run: distsummary merge {quoted(base)}"
+            )
             self.given_up[key_of(entry)] = entry, reason
             logger.warning("%s", reason)
         return True

@@ -10,18 +10,19 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError
 
-from distsummary.base.actor_private import forbid_start, guard_shutdown, is_disconnected
+from distsummary.base.actor_private import forbid_start, guard_shutdown, is_disconnected, raylet_log
 from distsummary.errors import DistSummaryError
 
 RAY_IS_GONE = "Ray was shut down before the run was closed"
 SLICE_S = 0.2  # the longest wait inside one call
 LEAVE_S = 5.0  # how long `ray.shutdown()` waits for the calls of other threads
+BEGIN_S, SETUP_S = 60.0, 900.0  # see `begin_s`
 SHUT_DOWN_S = 5.0  # more than Ray's own shutdown takes without a fault
 
 
@@ -137,6 +138,31 @@ class RayConnection:
                 )
             if not late or left_s <= SLICE_S:
                 return come, late
+
+
+def begin_s() -> float:
+    """How many seconds may pass without a further process of Ray that begins, before none counts as coming.
+
+    Installing what the job's runtime_env names takes longer.
+    """
+    return SETUP_S if ray.get_runtime_context().runtime_env else BEGIN_S
+
+
+def why_not_begun(needs: Mapping[str, float]) -> str:
+    """What Ray says of an actor that has no process: free resources and last errors.
+
+    `needs`: the name of each resource that it reserves -> how much.
+    """
+    free, whole = ray.available_resources(), ray.cluster_resources()
+    wanted = [
+        f"{n:g} {name} ({free.get(name, 0):g} of {whole.get(name, 0):g} free)"
+        for name, n in needs.items()
+        if n
+    ]
+    found = f"it needs {' and '.join(wanted) or 'neither a CPU nor a GPU of its own'}"
+    log = raylet_log()
+    lines = log.read_text(errors="replace").splitlines()[-2:] if log is not None and log.exists() else []
+    return f"{found}; {log} ends with: {' '.join(lines)}" if lines else found
 
 
 def await_disconnected() -> None:

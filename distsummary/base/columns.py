@@ -1,5 +1,7 @@
 """Plain text for terminals: aligned columns, durations, and text of others without its control characters."""
 
+import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -98,6 +100,11 @@ def clock(moment: float, now: float) -> str:
 def printable(text: str) -> str:
     """Text of others on one line, see `cleaned`."""
     return cleaned(text.replace("\n", " "))
+
+
+def quoted(path: str | os.PathLike[str]) -> str:
+    """A path in a command that is printed to be copied into a shell."""
+    return shlex.quote(printable(os.fspath(path)))
 
 
 def short_ranges(numbers: Collection[int], width: int = 24) -> str:

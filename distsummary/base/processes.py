@@ -132,7 +132,7 @@ def pid_space_here() -> str:
 def _pid_space_of(pid: int) -> str:
     """Read once in a process: a fork into another namespace has another pid, or the same boot at least."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
@@ -147,7 +147,7 @@ def _state_and_start(pid: int) -> tuple[str, str]:
     """State and start time, fields 3 and 22 of /proc/PID/stat; empty if the process is absent or hidden."""
     try:
         # The second field is the name of the program, which may hold spaces and brackets.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return fields[0], fields[19]
     except OSError:
         return "", ""

@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 from distsummary import __version__
-from distsummary.base.columns import named, printable, width_of
+from distsummary.base.columns import named, printable, quoted, width_of
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.terminal import cleaned, pausing_progress, printed, showing_progress
@@ -321,7 +321,7 @@ def adopt(options: argparse.Namespace) -> Answer:
     from distsummary.cli.adopt import adopt as adopt_ranks
 
     found = adopt_ranks(options.prefix)
-    lines = [f"{found.path}: {named(found.ranks, 'rank')}; next: distsummary merge {found.path}"]
+    lines = [f"{found.path}: {named(found.ranks, 'rank')}; next: distsummary merge {quoted(found.path)}"]
     lines += [f"  what is left in {path} is of that rank alone and may be removed" for path in found.left]
     return Answer(found, "\n".join(lines))
 

@@ -4,17 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 
+from distsummary.base.columns import quoted
 from distsummary.base.terminal import printed
 from distsummary.errors import DistSummaryError, InvalidValueError
 from distsummary.rundir.run_dir import TIME, RunDir
 from distsummary.rundir.states import RunState, read_run
-from distsummary.rundir.topology import RUN_DIR
+from distsummary.rundir.topology import LISTED, RUN_DIR
 
 INTO = "runs/{time}"
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -44,11 +47,21 @@ def run_command(command: Sequence[str], into: str | None) -> int:
         )
     run_dir = into or os.environ.get(RUN_DIR) or INTO
     begun = time.time() - CLOCKS_S
-    code = _run(words, os.environ | {RUN_DIR: run_dir})
+    with tempfile.NamedTemporaryFile() as listed:
+        code = _run(words, os.environ | {RUN_DIR: run_dir, LISTED: listed.name})
+        # Runs that the script names itself are in other places.
+        named = {Path(os.fsdecode(one)) for one in listed.read().split(b"\0") if one}
+    asked = _places(run_dir)
+    found = [*_recorded(sorted(asked | named))]
     # Earlier runs may stand in the same place: only those that began after the command are its own.
-    found = [(path, run) for path, run in _recorded(run_dir) if run.newest and run.newest.started >= begun]
+    found = [(path, run) for path, run in found if run.newest and run.newest.started >= begun]
     for path, run in found:
-        printed(f"distsummary: {path}: {run.state}; distsummary status {path}", file=sys.stderr)
+        state = run.state
+        if code and run.state in ("finished", "running"):
+            state += f", but the command ended with exit code {code}"
+        if path not in asked:
+            state += " (the script itself names this run dir)"
+        printed(f"distsummary: {path}: {state}; distsummary status {quoted(path)}", file=sys.stderr)
     if not found:
         printed(
             "distsummary: nothing was recorded: no process that imports torch with this distsummary made a "
@@ -77,17 +90,18 @@ def _run(words: list[str], environment: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _recorded(run_dir: str) -> list[tuple[Path, RunState]]:
-    """The runs that a path, which may have {time} in it, stands for."""
+def _places(run_dir: str) -> set[Path]:
+    """The directories for which a path, which may have {time} in it, stands."""
     pattern = RunDir(run_dir.replace(TIME, "time")).base
     name = Path(run_dir).name
     places = pattern.parent.glob(f"{name.replace(TIME, '*')}*") if TIME in name else ()
-    found = []
-    for place in sorted({pattern, *places, *pattern.parent.glob(f"{pattern.name}-*")}):
-        try:
+    return {pattern, *places, *pattern.parent.glob(f"{pattern.name}-*")}
+
+
+def _recorded(places: Iterable[Path]) -> Iterator[tuple[Path, RunState]]:
+    """The runs among directories."""
+    for place in places:
+        # A run.json may not be one of ours.
+        with suppress(DistSummaryError, OSError):
             if (place / "run.json").is_file():
-                found.append((place, read_run(place)))
-        except DistSummaryError:
-            # This run.json is not one of ours.
-            continue
-    return found
+                yield place, read_run(place)

@@ -26,7 +26,7 @@ class CrashLog:
         if faulthandler.is_enabled():
             return
         place = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._file = os.fdopen(place, "w")
+        self._file = os.fdopen(place, "w", encoding="utf-8")
         self._file.write(head_of(attempt, thread_id))
         self._file.flush()
         faulthandler.enable(self._file)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.columns import quoted
 from distsummary.base.failures import Failures
 from distsummary.base.guard import guarded
 from distsummary.base.health import Health
@@ -161,7 +162,7 @@ class SummaryRecord:
                 logger.warning(
                     "rank=%d %s also holds files of rank %s, and readers take both for one rank: give each "
                     "rank a directory of its own, such as %s%d, and join them by: distsummary adopt %s",
-                    place.rank, log_dir, other, log_dir, place.rank, log_dir,
+                    place.rank, log_dir, other, log_dir, place.rank, quoted(log_dir),
                 )  # fmt: skip
             self._event_file = partial(path, chosen[0])
         self._writer: EventWriter = writer

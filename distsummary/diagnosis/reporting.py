@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from distsummary.base.columns import quoted
 from distsummary.base.publish import rights_in
 from distsummary.diagnosis.alerts import (
     HANGS,
@@ -106,7 +107,7 @@ class Alerts:
     def _print(self, text: str) -> None:
         # The terminal may be gone, or stderr be closed.
         with contextlib.suppress(OSError, ValueError):
-            text = f"distsummary: {text} More: distsummary why {self._run_dir.base}"
+            text = f"distsummary: {text} More: distsummary why {quoted(self._run_dir.base)}"
             print(text, file=sys.stderr, flush=True)
 
     def _note(self, attempt: int, verdict: Verdict) -> Alert | None:

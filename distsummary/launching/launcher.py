@@ -22,6 +22,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from distsummary.aggregate.actor import settle
+from distsummary.base.actor_calls import begin_s, why_not_begun
 from distsummary.base.actor_private import bootstrap_address
 from distsummary.base.checks import check_choice, check_int, check_number, check_type
 from distsummary.base.cluster import check_reachable, join, reachable_cluster, start_local
@@ -57,6 +58,7 @@ BACKENDS = (AUTO, "gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
 QUIET_S = 5.0  # a start that takes longer says what it waits for
 INTERRUPT_S = 20.0  # how long the ranks may take to end after Ctrl-C: as long as closing their files
+WAIT_S = 1.0  # the longest wait for a process before the time is looked at
 GRACE_S = 10.0  # how long the other ranks may run after one has failed
 TRACE_S = 10.0  # how long the nodes of dead ranks may take to say what these ranks left
 MAX_HOSTS = 16  # that are listed at the start
@@ -163,6 +165,7 @@ def _run(
     try:
         # All ranks report their places before any of them connects, because each needs the address of rank 0.
         running[:] = [actor.place.remote(PROTOCOL) for actor in actors]
+        _await_processes(running, resources)
         places = _wait(running)
         for line in describe_places(places):
             say(line)
@@ -433,6 +436,33 @@ def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]
         yield group
     finally:
         remove_placement_group(group)
+
+
+def _await_processes(running: list[Any], resources: Mapping[str, float]) -> None:
+    """Return when all ranks have processes, or one of them has failed.
+
+    Raises RanksFailedError if for `begin_s` no further process begins.
+    """
+    pending, begun_s = running, time.monotonic()
+    while pending:
+        ready, pending = ray.wait(pending, num_returns=1, timeout=WAIT_S)
+        if any(isinstance(_failure(reference), RayError) for reference in ready):
+            return
+        if ready:
+            begun_s = time.monotonic()
+        elif time.monotonic() - begun_s > (limit_s := begin_s()):
+            raise RanksFailedError(
+                f"{len(pending)} of {len(running)} ranks have no process, and none began within "
+                f"{limit_s:g} s: of each, {why_not_begun(resources)}; see also: ray status"
+            )
+
+
+def _failure(reference: Any) -> RayError | None:
+    try:
+        ray.get(reference)
+    except RayError as error:
+        return error
+    return None
 
 
 def _wait(

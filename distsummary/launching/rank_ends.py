@@ -87,7 +87,7 @@ def stderr_path() -> str:
 def memory_kills() -> int:
     """How many processes of this node the kernel has killed for want of memory since it started."""
     try:
-        with open("/proc/vmstat") as file:
+        with open("/proc/vmstat", encoding="ascii") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
     except (OSError, ValueError, IndexError):
         return 0

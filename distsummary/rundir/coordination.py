@@ -20,12 +20,14 @@ that thousands of ranks do not wait for one lock:
 """
 
 import logging
+import os
 import random
-import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import gcd
 from typing import Protocol
 
+from distsummary.base.columns import quoted
 from distsummary.base.publish import file_system_time
 from distsummary.errors import RunDirError
 from distsummary.rundir.admission import claimed_twice, refuse_other_world, refuse_taken_run
@@ -48,7 +50,7 @@ from distsummary.rundir.deal import Deal, Heartbeat, deals_in
 from distsummary.rundir.rank_manifest import RankEntries, RankManifest, ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import JOIN_WINDOW_S
-from distsummary.rundir.topology import Topology
+from distsummary.rundir.topology import LISTED, Topology
 
 logger = logging.getLogger(__name__)
 CLAIMS = 3  # a rank that another process takes at the same moment chooses its attempt again
@@ -142,6 +144,7 @@ class LocalCoordinator:
                 raise _RankTakenError(claimed_twice(self.run_dir, known, topology, attempt))
 
         RankManifest(self.run_dir, topology).claim(attempt, check)
+        _list(self.run_dir)
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
         """Write the heartbeat into the rank's file; returns the deals that an aggregator wrote to run.json.
@@ -202,8 +205,16 @@ class LocalCoordinator:
         if note_evaluation(self.run_dir, topology, attempt) and topology.rank == 0:
             logger.warning(
                 "the evaluation is not in the merged run yet; after the evaluation: distsummary merge %s",
-                shlex.quote(str(self.run_dir.base)),
+                quoted(self.run_dir.base),
             )
+
+
+def _list(run_dir: RunDir) -> None:
+    """Add a run to those that `distsummary run` has a process of its command record."""
+    if path := os.environ.get(LISTED):
+        # It is only for the last lines of that command.
+        with suppress(OSError), open(path, "a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{run_dir.base}\0")
 
 
 class _RankTakenError(RunDirError):

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from distsummary.base.checked_json import check_kind, read_json
 from distsummary.base.checks import check_type
+from distsummary.base.columns import quoted
 from distsummary.base.publish import ensure_directory, is_gone, publish, remove_leftovers, temporary_name
 from distsummary.errors import (
     DamagedFileError,
@@ -156,7 +156,9 @@ class RunDir:
         if not (apart := self.numbered_dirs()):
             return "name the directory of a run"
         first = next(iter(apart.values()))
-        return f"if each rank wrote to a directory such as {first}, first: distsummary adopt {self.base}"
+        return (
+            f"if each rank wrote to a directory such as {first}, first: distsummary adopt {quoted(self.base)}"
+        )
 
     def create(self) -> "RunDir":
         """Make the directory and check that it can be written; raises RunDirError with the path if not."""
@@ -283,7 +285,7 @@ class RunDir:
         if not self.manifest_path.exists() and any((one / RANK_MANIFEST).exists() for one in directories):
             raise RunDirError(
                 f"{self.manifest_path} was removed; ranks keep recording, but nothing is merged. Rebuild it "
-                f"with: distsummary fsck --repair {shlex.quote(str(self.base))}"
+                f"with: distsummary fsck --repair {quoted(self.base)}"
             )
 
     @contextmanager
@@ -365,7 +367,7 @@ def dated_run_dir(
     parent = RunDir(RunDir(text[: text.index(TIME)] + "time").base.parent).create()
     kept = parent.base / f".time-{hashlib.blake2b(job.encode(), digest_size=8).hexdigest()}"
     with parent.locked("time"):
-        found = RunDir(text.replace(TIME, kept.read_text())) if kept.exists() else None
+        found = RunDir(text.replace(TIME, kept.read_text(encoding="utf-8"))) if kept.exists() else None
         if found is not None and is_over is not None and is_over(found):
             found, now = _new_run_dir(text, now)
             publish(kept, now.encode())

@@ -22,6 +22,7 @@ from distsummary.errors import InvalidValueError, WorldMismatchError
 
 ROLES = ("train", "eval", "landscape")
 LAUNCH_ID = "DISTSUMMARY_LAUNCH_ID"
+LISTED = "DISTSUMMARY_LISTED"  # a file of `distsummary run`: processes append the runs that they record
 LAUNCHED = "launch "  # how the id of a launch begins, and so the incarnation of its ranks
 HYPER_CONFIG = "MINDINSIGHT_HYPER_CONFIG"
 COLLECTORS = "DISTSUMMARY_COLLECTORS"

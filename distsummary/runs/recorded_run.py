@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from distsummary.base.checks import check_choice, check_type
+from distsummary.base.columns import quoted
 from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import (
     MUTED,
@@ -302,7 +303,7 @@ class RecordedRun:
             if missing := sorted(set(range(newest.world_size)) - there):
                 problems.append(f"no directory of rank {', '.join(map(str, missing))}")
             if self._files.merged is None or not self._files.merged.files:
-                problems.append(f"not merged: distsummary merge {self.path}")
+                problems.append(f"not merged: distsummary merge {quoted(self.path)}")
         return [*dict.fromkeys(problems)]
 
     @property
@@ -679,7 +680,7 @@ def _check_is_run(run: RunDir, given: str, role: str) -> None:
     # The message helps those who named a directory of runs.
     children = [child for child in base.iterdir() if child.is_dir()]
     has_runs = any((child / MANIFEST).exists() or all_event_files(child) for child in children)
-    remedy = f"it holds runs: distsummary runs {given}" if has_runs else "name the directory of a run"
+    remedy = f"it holds runs: distsummary runs {quoted(given)}" if has_runs else "name the directory of a run"
     raise MissingFileError(
         f"{given} is not a run: it has neither {MANIFEST} nor rank directories nor event files; {remedy}"
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from distsummary.base.columns import quoted
 from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import as_reported, is_finding, open_findings, read_reports, worst_level
 from distsummary.diagnosis.ends import unreported_end
@@ -207,7 +208,7 @@ def _check_is_run(base: Path, given: str) -> None:
     if (base.parent / MANIFEST).exists():
         remedy = f"it belongs to the run {base.parent}"
     elif any((child / MANIFEST).exists() for child in base.iterdir()):
-        remedy = f"it holds runs: distsummary runs {given}"
+        remedy = f"it holds runs: distsummary runs {quoted(given)}"
     else:
         RunDir(base).refuse_removed_manifest()
     raise MissingFileError(f"{given} is not a run, for it has no {MANIFEST}; {remedy}")

@@ -1,7 +1,6 @@
 """What is said of a run's states: a text of one screen, the same as JSON, what they mean and what is next."""
 
 import re
-import shlex
 import statistics
 import time
 from collections import defaultdict
@@ -20,6 +19,7 @@ from distsummary.base.columns import (
     numbered,
     paragraph,
     printable,
+    quoted,
     short_ranges,
 )
 from distsummary.base.terminal import duration
@@ -136,7 +136,7 @@ def hints(status: Status) -> list[str]:
     run, newest = status.run, status.run.newest
     if newest is None:
         return ["No rank has registered: the job has not reached its first step."]
-    path = shlex.quote(printable(str(run.path)))
+    path = quoted(run.path)
     found = findings_of(status, "more " if status.stuck else "")
     said = [f"{_verdict(status, newest)}{found and f', with {found}'}.", *causes(status)]
     if newest.missing and newest_step(newest):

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import ray
 
+from distsummary.base import actor_calls
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.engines.worker import ChunkResult
@@ -86,7 +87,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def change(**seconds: float) -> None:
         for name, value in seconds.items():
-            monkeypatch.setattr(actor_crew, name, value)
+            monkeypatch.setattr(actor_calls if name == "BEGIN_S" else actor_crew, name, value)
 
     change(BEGIN_S=PATIENCE_S, WAIT_S=0.1)
     return change

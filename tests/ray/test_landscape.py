@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from distsummary import Evaluation, LossGrid, Progress, landscape
+from distsummary.base import actor_calls
 from distsummary.errors import LandscapeCancelled, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import mean_product
@@ -54,7 +55,7 @@ def batches() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_crew, "BEGIN_S", PATIENCE_S)
+    monkeypatch.setattr(actor_calls, "BEGIN_S", PATIENCE_S)
     monkeypatch.setattr(actor_crew, "GROW_S", 0.2)
 
 
@@ -275,7 +276,7 @@ def test_workers_compute_with_one_thread_and_keep_freed_memory() -> None:
 ON_GPUS = """
 import os, time, ray, numpy as np, distsummary as ds
 from distsummary.errors import LandscapeError
-from distsummary.landscapes.run import actor_crew
+from distsummary.base import actor_calls
 
 class Model:
     def __init__(self):
@@ -307,7 +308,7 @@ trainings = [Training.remote() for _ in range(4)]
 ray.get([training.begun.remote() for training in trainings])
 while ray.available_resources()["GPU"] > 1.7:
     time.sleep(0.05)
-for share, actor_crew.BEGIN_S in ((1, 3.0), (0.4, 400.0)):  # of 0.4 what fits is there at once
+for share, actor_calls.BEGIN_S in ((1, 3.0), (0.4, 400.0)):  # of 0.4 what fits is there at once
     try:
         draw(share)
     except LandscapeError as error:
@@ -332,16 +333,16 @@ ON_ONE_CPU = """
 import os, sys, threading, time
 from pathlib import Path
 import ray, distsummary as ds
-from distsummary.landscapes.run import actor_crew
+from distsummary.base import actor_calls
 from tests.unit.landscapes.golden_mlp import Mlp, batches, cross_entropy
 
 def end_soon():
     log = Path(ray._private.worker._global_node.get_logs_dir_path(), "raylet.err")
     while not (log.exists() and "No such file" in log.read_text()):
         time.sleep(0.1)
-    actor_crew.BEGIN_S = 0.1
+    actor_calls.SETUP_S = 0.1
 
-actor_crew.BEGIN_S = 400.0
+actor_calls.BEGIN_S = actor_calls.SETUP_S = 400.0
 env = {"py_executable": sys.argv[1]} if sys.argv[1:] else None
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=env)
 if env:

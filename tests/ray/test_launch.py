@@ -316,3 +316,31 @@ def test_local_ranks_count_within_each_node():
 def test_resources_that_ray_cannot_reserve_are_refused_by_name(resources):
     with pytest.raises((InvalidTypeError, InvalidValueError), match="resources_per_rank"):
         launch(print, ranks=1, resources_per_rank=resources)
+
+
+NO_PROCESS = """
+import threading, time
+from pathlib import Path
+import ray, distsummary as ds
+from distsummary.base import actor_calls
+
+def end_soon():
+    log = Path(ray._private.worker._global_node.get_logs_dir_path(), "raylet.err")
+    while not (log.exists() and "No such file" in log.read_text()):
+        time.sleep(0.1)
+    actor_calls.SETUP_S = 0.1
+
+env = {"py_executable": "/no such/python"}
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=env)
+threading.Thread(target=end_soon, daemon=True).start()
+ds.launch(print, ranks=2, backend=None)
+"""
+
+
+def test_a_launch_of_which_no_process_can_start_ends_with_what_ray_says(tmp_path: Path) -> None:
+    failed = run_python("-c", NO_PROCESS, cwd=tmp_path, RAY_AUTH_MODE="disabled", code=1)
+    assert re.search(
+        r"RanksFailedError: 2 of 2 ranks have no process, and none began within .* s: of each, it needs 1 CPU "
+        r"\(.*\); .*raylet.err ends with: .*No such file or directory",
+        failed.stderr,
+    )

@@ -21,6 +21,7 @@ from distsummary.base.actor_calls import (
     RayConnection,
     RayGoneError,
     await_disconnected,
+    why_not_begun,
 )
 from distsummary.base.failures import error_line
 from distsummary.base.health import Health
@@ -213,8 +214,7 @@ class RemoteWriter:
                     return
             if time.monotonic() >= self._away_since + self._patience.start_s:
                 raise CollectorError(
-                    f"no collector is up after {self._patience.start_s:g} s (is there memory and a process "
-                    "for it? see ray status)"
+                    f"no collector is up after {self._patience.start_s:g} s: {why_not_begun({})} (ray status)"
                 )
 
     def _answer(self, method: str, *args: Any) -> Any:

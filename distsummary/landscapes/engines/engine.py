@@ -76,7 +76,7 @@ class Engine(Protocol):
 def processor() -> str:
     """The machine type and, on Linux, the processor model, on which the bits of results depend."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -27,7 +27,7 @@ def host_bytes(limits_at: Iterable[str | os.PathLike[str]] = CONTAINER_LIMITS) -
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in limits_at:
         try:
-            limit = Path(path).read_text().strip()
+            limit = Path(path).read_text(encoding="utf-8").strip()
         except OSError:
             continue
         if limit.isdecimal():

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,7 +17,7 @@ from ray.exceptions import (
     UnserializableException,
 )
 
-from distsummary.base.actor_private import raylet_log
+from distsummary.base.actor_calls import begin_s, why_not_begun
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.actor_process import WorkerProcess
@@ -25,7 +25,6 @@ from distsummary.landscapes.run.scheduler import IN_FLIGHT, CallPoints, Keep, Sc
 from distsummary.landscapes.run.worker_failures import ChunkFailedError, raised
 
 MAX_DEATHS = 3  # of the actors of a slot, without a finished chunk between them
-BEGIN_S = 60.0  # without the process of any actor: the crew ends
 GROW_S = 10.0  # between two counts of the slots that have become free
 SILENT_S = 60.0  # a worker is reported after this silence, again after twice as long, and so on
 WAIT_S = 1.0  # the longest wait for an answer before these times are looked at
@@ -82,7 +81,7 @@ class ActorCrew:
     LandscapeError.
 
     An actor that dies is made again in its slot; the third death without a finished chunk ends the slot.
-    LandscapeError, with `remedy`, is raised when the last slot has ended, and when for BEGIN_S no actor has
+    LandscapeError, with `remedy`, is raised when the last slot has ended, and when for `begin_s` no actor has
     a process.
 
     Args:
@@ -218,18 +217,18 @@ class ActorCrew:
         self._feed(list(self._slots))
 
     def _check_processes(self, now: float) -> None:
-        """Raise LandscapeError if no actor has had a process for BEGIN_S: then none may ever begin."""
+        """Raise LandscapeError if no actor has had a process for `begin_s`: then none may ever begin."""
         starting = {slot.place: slot for slot in self._slots.values() if not slot.has_process}
         for place in ray.wait(list(starting), num_returns=len(starting), timeout=0)[0] if starting else ():
             starting[place].has_process = True
         if any(slot.has_process for slot in self._slots.values()):
             self._last_process = now
-        if now - self._last_process < BEGIN_S:
+        limit_s = begin_s()
+        if now - self._last_process < limit_s:
             return
-        needs = next(iter(self._slots.values())).options
-        raise LandscapeError(
-            f"no {self._name} worker began within {BEGIN_S:g} s: {why_not_begun(needs)}; {self._remedy}"
-        )
+        options = next(iter(self._slots.values())).options
+        why = why_not_begun({name: options.get(option, 0) for option, name in RESOURCES.items()})
+        raise LandscapeError(f"no {self._name} worker began within {limit_s:g} s: {why}; {self._remedy}")
 
     def _report_silent(self, now: float) -> None:
         """Report workers that have not answered a call for too long; the next report takes twice as long."""
@@ -331,16 +330,3 @@ def how_it_died(error: RayError) -> str:
         return lines[-1].strip()[:SHOWN]
     said = next((line for line in lines if line != ActorDiedError.BASE_ERROR_MSG), type(error).__name__)
     return said.rpartition("exit detail: ")[2].partition(". ")[0].rstrip(".")[:SHOWN]
-
-
-def why_not_begun(options: Mapping[str, float]) -> str:
-    """What Ray says of an actor with these options that has no process: free resources and last errors."""
-    free, whole = ray.available_resources(), ray.cluster_resources()
-    wanted = {name: options[option] for option, name in RESOURCES.items() if options.get(option)}
-    needs = [
-        f"{n:g} {name} ({free.get(name, 0):g} of {whole.get(name, 0):g} free)" for name, n in wanted.items()
-    ]
-    found = f"it needs {' and '.join(needs) or 'neither a CPU nor a GPU of its own'}"
-    log = raylet_log()
-    lines = log.read_text(errors="replace").splitlines()[-2:] if log is not None and log.exists() else []
-    return f"{found}; {log} ends with: {' '.join(lines)}" if lines else found
