@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import ray
@@ -340,7 +341,7 @@ ds.launch(print, ranks=2, backend=None)
 def test_a_launch_of_which_no_process_can_start_ends_with_what_ray_says(tmp_path: Path) -> None:
     failed = run_python("-c", NO_PROCESS, cwd=tmp_path, RAY_AUTH_MODE="disabled", code=1)
     assert re.search(
-        r"RanksFailedError: 2 of 2 ranks have no process, and none began within .* s: of each, it needs 1 CPU "
-        r"\(.*\); .*raylet.err ends with: .*No such file or directory",
+        r"RanksFailedError: 2 of 2 ranks have no process, and none began within .* s: of each, it needs 1 "
+        r"CPU \(.*\); .*raylet.err ends with: .*No such file or directory",
         failed.stderr,
     )
