@@ -4,7 +4,7 @@ import gc
 import math
 import time
 import weakref
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from distsummary._init import init
 from distsummary.base.guard import Guard
+from distsummary.base.terminal import announced
 from distsummary.errors import DistSummaryError
 from distsummary.format.own_tags import DATA_WAIT_MS, FOUND_INF
 from distsummary.frameworks.torch_hook import Hook
@@ -27,6 +28,8 @@ from distsummary.training.forks import forkables
 from distsummary.training.run import Run
 from distsummary.training.timing.phases import CHECKPOINT, DATA, EVALUATION, FORWARD, REST, Phases
 
+WATCHES = frozenset(("norms", "histograms", "gradients", "tensors"))  # options about the watched network
+
 
 def begin_run(
     optimizer: Optimizer,
@@ -35,6 +38,7 @@ def begin_run(
     run_dir: str,
     options: Mapping[str, Any],
     has_reports: bool,
+    on_begin: Callable[[Run], object] = lambda run: None,
 ) -> "tuple[FollowedRun | None, Optimizer | None]":
     """Begin the run of a training that is about to make its first step, by `optimizer`.
 
@@ -46,6 +50,7 @@ def begin_run(
         options: further arguments for `ds.init`. By default, the initial step is the number of steps that the
             optimizer has made.
         has_reports: whether numbers of a step are reported when it has ended: by a host, or a tee.
+        on_begin: called with the run before its first step.
 
     Raises the errors of `ds.init`.
     """
@@ -69,7 +74,9 @@ def begin_run(
     arguments = {"optimizer": optimizer, "initial_step": done, **options}
     directory = launch_dir(run_dir, detect())
     run = init(directory, watch=model, **arguments)
-    return FollowedRun(run, model, has_reports=has_reports), optimizer if len(optimizers) == 1 else None
+    on_begin(run)
+    found = FollowedRun(run, model, has_reports=has_reports, watches=WATCHES.intersection(arguments))
+    return found, optimizer if len(optimizers) == 1 else None
 
 
 def launch_dir(path: str, topology: Topology) -> str:
@@ -122,8 +129,15 @@ class FollowedRun:
     Further groups of parameters have `lr/1`, `lr/2` and so on.
     """
 
-    def __init__(self, run: Run, model: nn.Module | None, *, has_reports: bool = False) -> None:
-        self.run = run
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module | None,
+        *,
+        has_reports: bool = False,
+        watches: Collection[str] = (),
+    ) -> None:
+        self.run, self._watches = run, sorted(watches)
         self._steps = 0
         self._numbers: dict[str, Any] = {}
         self._losses: list[Tensor] = []
@@ -158,6 +172,7 @@ class FollowedRun:
         place = self._places.get(optimizer, -1)
         if place < 0:
             place = self._places[optimizer] = len(self._places)
+            self._look_at_network_of(optimizer)
         prefix = f"optimizer_{place}/" if place else ""
         numbers = self._numbers
         groups = optimizer.param_groups
@@ -173,6 +188,20 @@ class FollowedRun:
             self._losses += losses
         if (found_inf := getattr(optimizer, "found_inf", None)) is not None:
             numbers[FOUND_INF] = found_inf
+
+    def _look_at_network_of(self, optimizer: Optimizer) -> None:
+        """Say once if what is recorded of a network is not recorded of the one that this optimizer trains."""
+        model = None if self._model is None else self._model()
+        if model is None or not self._watches:
+            return
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if held and held.isdisjoint(map(id, model.parameters())):
+            announced(
+                f"distsummary: {', '.join(self._watches)}: of {type(model).__name__} alone, which the first "
+                "optimizer trains; another optimizer trains another network. Of both: "
+                "ds.init(watch=torch.nn.ModuleDict({...})) in the script"
+            )
+            self._watches = []
 
     def end_step(self) -> bool:
         """A step of the training has ended, and the next one begins; False: the script has its own run."""
@@ -271,6 +300,24 @@ class FollowedRun:
         """It is saved, or that failed."""
         if self._saving:
             self._saving.pop().__exit__(None, None, None)
+
+
+def record(run: Run, prefix: str, values: Mapping[str, Any], *, step: int | None = None) -> None:
+    """Record numbers, texts and, by longer names, what mappings hold; `run.log` counts anything else."""
+    found = dict(flat(values, prefix))
+    if numbers := {name: value for name, value in found.items() if not isinstance(value, str)}:
+        run.log(numbers, step=step)
+    for name in found.keys() - numbers.keys():
+        run.text(name, found[name], step)
+
+
+def flat(values: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Names and values, of mappings within others, too, as name/inner."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def is_number(value: Any) -> bool:

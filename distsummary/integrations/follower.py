@@ -71,6 +71,7 @@ class Follower:
         self._wrapped: list[Optimizer] = []  # that the outermost one of them has called
         self._has_parts = False  # until the first of these has ended, further calls are parts of it
         self.calls = 0  # of optimizers
+        self.backwards = 0  # backward passes, those within others left out
         self._passes = 0  # backward passes that have begun and not ended, each within the one before
         self.losses: list[_Loss] = []  # of the passes whose gradients no optimizer has used yet
         self._probe: weakref.ref[Tensor] | None = None  # a parameter that an optimizer has used
@@ -103,6 +104,7 @@ class Follower:
         # A pass within another, or for a further evaluation of a closure, adds no loss.
         if self._passes > 1 or (self._calling and self._has_closure):
             return
+        self.backwards += 1
         self._has_closure = bool(self._calling)
         self._rounds.note_backward()
         if self.run is not None:

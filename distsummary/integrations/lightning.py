@@ -49,8 +49,8 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
         )
 
     def on_logged(self, trainer: Any, metrics: Mapping[str, Any], step: int | None) -> None:
-        """Record what the Trainer passes to its loggers, but not of each batch (`step`) of a validation."""
-        if not trainer.validating:
+        """Record what the Trainer passes to its loggers, but not of each batch (`step`) of an evaluation."""
+        if not (trainer.validating or trainer.testing):
             self._hosted.log(metrics)
         elif step is None:
             self._hosted.evaluated(metrics)

@@ -43,7 +43,10 @@ class DistSummaryCallback(TrainerCallback):  # type: ignore[misc]  # without typ
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
         """Record what the Trainer logs of the training."""
-        self._hosted.log({k: v for k, v in (logs or {}).items() if not k.startswith(EVALUATED)})
+        logs = logs or {}
+        # The metrics of an evaluation come by `on_evaluate`, too.
+        if not any(name.startswith(EVALUATED) for name in logs):
+            self._hosted.log(logs)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **given: Any) -> None:
         """Record the metrics of an evaluation."""

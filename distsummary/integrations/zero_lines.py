@@ -1,6 +1,7 @@
 """Zero lines: the environment variables that have a script recorded which does not know of it."""
 
 import argparse
+import atexit
 import json
 import os
 import sys
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from distsummary.base.terminal import announced
 from distsummary.integrations.after_import import after_import
 from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.door_options import TEE, read_options
-from distsummary.integrations.follower import start_following
+from distsummary.integrations.follower import Follower, start_following
 from distsummary.integrations.ray_functions import follow_functions, function_config
 
 # `followed_run` imports much, so it is imported only when a run begins.
@@ -38,7 +40,8 @@ def arm(run_dir: str, options: str) -> None:
             chosen["config"] = function_config() or script_arguments(sys._getframe(1))
         return begin_run(optimizer, model, run_dir=run_dir, options=chosen, has_reports=has_tee)
 
-    start_following(begin, is_default=True)
+    follower = start_following(begin, is_default=True)
+    atexit.register(_say_unseen, follower)
     after_import("transformers.trainer", _attach_callback)
     follow_deepspeed()
     follow_functions()
@@ -46,6 +49,17 @@ def arm(run_dir: str, options: str) -> None:
         from distsummary.integrations.tee import open_tee
 
         open_tee()
+
+
+def _say_unseen(follower: Follower) -> None:
+    """Say at the end of the process that it trained, and nothing was recorded."""
+    # A script that made a run of its own needs no word.
+    if follower.backwards and follower.run is None and "distsummary.training.run" not in sys.modules:
+        announced(
+            f"distsummary: nothing was recorded: {follower.backwards:,} backward passes, and no step of a "
+            "torch.optim.Optimizer. Three lines record such a loop: run = distsummary.init('runs/a'); "
+            "for batch in run.steps(loader): ...; run.log(loss=loss)"
+        )
 
 
 def _attach_callback(module: Any) -> None:
