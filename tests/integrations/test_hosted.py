@@ -77,8 +77,9 @@ def test_what_a_host_reports_is_kept_whenever_it_comes(
     train()
     hosted.log(
         {
-            "array0": np.array(3.0), "array1": np.array([4.0]), "int64": np.int64(5), "tensor": torch.ones(1, 1),
-            "bool": True, "nested": {"x": 6.0, "said": "inner"}, "said": "a text", "list": [1, 2], "none": None,
+            "array0": np.array(3.0), "array1": np.array([4.0]), "int64": np.int64(5), "bool": True,
+            "tensor": torch.ones(1, 1), "nested": {"x": 6.0, "said": "inner"}, "said": "a text",
+            "list": [1, 2], "none": None,
         }
     )  # fmt: skip
     hosted.evaluated({"after/last": np.array(0.25), "nested": {"f1": 0.75}})
