@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from distsummary.diagnosis.sentence import finding, weight
 from distsummary.diagnosis.verdict import (
-    CAUSES,
     DRIFT,
     ERROR,
     FAILED,
@@ -16,14 +14,12 @@ from distsummary.diagnosis.verdict import (
     NAN,
     NOTICES,
     SLOW,
-    Verdict,
 )
 from distsummary.format.own_tags import EVALUATION_TAGS, OWN_MS, STEP_MS, WAIT_MS
 from distsummary.runs.guides import guide_of
 from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, findings
 from distsummary.runs.show import is_loss
 from distsummary.runs.table import Matrix
-from distsummary.view.packing import plain
 from distsummary.view.reduce import Array, Band
 
 _WORDS = {
