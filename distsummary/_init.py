@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distsummary.aggregate.joining import coordinator
-from distsummary.base.checks import check_choice, check_int, check_type
+from distsummary.base.checks import check_choice, check_int, check_type, suggests
 from distsummary.base.columns import quoted
 from distsummary.base.processes import in_ray
 from distsummary.base.terminal import announced
@@ -37,6 +37,7 @@ from distsummary.training.run import Run
 logger = logging.getLogger(__name__)
 
 
+@suggests
 def init(
     run_dir: str | PathLike[str],
     *,
@@ -183,7 +184,7 @@ def init(
     )
     settings.refuse_unfit(watch, topology)
     # Another training that finds this run open in its process can then name the line that opened it.
-    caller = sys._getframe(1)
+    caller = sys._getframe(2)  # behind `suggests`
     place = f"the run made at {caller.f_code.co_filename}:{caller.f_lineno}"
     given = directory_of(run_dir, topology)
     admission = admit(given, topology, on_existing=on_existing, resumes=initial_step > 0, door=place)

@@ -1,7 +1,9 @@
 """Checks of arguments; each error names the field, the value and the allowed range."""
 
+import functools
+import inspect
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Literal, ParamSpec, TypeVar, overload
@@ -23,6 +25,21 @@ def check_type(
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join(k.__name__ for k in kinds) + (" or None" if optional else "")
         raise InvalidTypeError(f"{field} must be {names}, got {value!r} of type {type(value).__name__}")
+
+
+def suggests(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: an argument that there is not raises InvalidTypeError, which names the nearest one."""
+    names = [*inspect.signature(function).parameters]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        for name in named.keys() - names:
+            near = get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"its arguments are {', '.join(names)}"
+            raise InvalidTypeError(f"{function.__name__} has no argument {name!r}; {hint}")
+        return function(*args, **named)
+
+    return call
 
 
 def check_text(field: str, value: str) -> None:

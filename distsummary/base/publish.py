@@ -27,6 +27,15 @@ def is_gone(path: Path) -> bool:
         return isinstance(error, (FileNotFoundError, NotADirectoryError))
 
 
+def open_own(path: Path, flags: int, rights: int | None = None) -> int:
+    """Open a file of a run for writing, and make it if it is not there; never through a symbolic link.
+
+    `rights`: None: those in its directory. Raises OSError.
+    """
+    rights = 0o666 & rights_in(path.parent) if rights is None else rights
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, rights)
+
+
 def ensure_directory(path: Path) -> None:
     """Make a directory and its parents; raises RunDirError or NotADirectoryPathError."""
     try:

@@ -101,6 +101,7 @@ _OF_PROGRAM = re.compile(
     r"|(?:mysql\w*|mariadb[\w-]*)\b[^\n|;]{0,300}?\s-p|sshpass\s+-p\s*"
     r"|redis-cli\b[^\n|;]{0,300}?\s-a\s+|wandb\s+login(?:\s+-\S+)*\s+))(?!-)[^\s\"']+"
 )
+_USERS = ("-u", "-U", "--user", "--proxy-user")  # options of curl and others: user:password
 _NAME = re.compile(
     r"(?<![\w.-])(?P<dashes>--?)?(?P<name>[A-Za-z_][\w.-]*)"
     r"(?:\\*[\"']?\]?\s*(?::=|=>|[:=]{1,2})\s*|>(?=[^<>\n]+</)|\s(?=[\"'][^\s\"']+[\"'])"
@@ -190,7 +191,7 @@ def _level_of_word(words: Sequence[str], place: int) -> int:
 
 def _command_line(arguments: Sequence[str]) -> Iterator[str]:
     # After an option for a secret, its value is hidden, or all values until the next option.
-    hides, hides_all, is_later = _NO, False, False
+    hides, hides_all, is_later, before = _NO, False, False, ""
     for argument in _OF_PROGRAM.sub(rf"\1{REDACTED}", "\x1f".join(arguments)).split("\x1f"):
         match = re.match(r"(?:--?|\+{1,2}|/)?([A-Za-z_][\w.-]*)(?:([:=])|\Z)", argument)
         name, separator = (match[1], match[2]) if match else ("", "")
@@ -200,7 +201,11 @@ def _command_line(arguments: Sequence[str]) -> Iterator[str]:
             argument.startswith("-") and len(argument) == 2
         )
         level = _level(name)
-        if hides and not is_option and not (is_later and separator):
+        before, option = argument, before
+        user, is_login, rest = argument.partition(":")
+        if option in _USERS and is_login and rest and not rest.startswith("//"):
+            yield f"{user}:{REDACTED}"
+        elif hides and not is_option and not (is_later and separator):
             yield argument if _KEPT[hides].fullmatch(argument) else REDACTED
             hides, is_later = hides if hides_all else _NO, True
         elif level and separator and match:

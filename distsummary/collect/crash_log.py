@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import IO
 
+from distsummary.base.publish import open_own
 from distsummary.diagnosis.crash import head_of
 from distsummary.rundir.run_dir import CRASH
 
@@ -25,7 +26,7 @@ class CrashLog:
         self._file: IO[str] | None = None
         if faulthandler.is_enabled():
             return
-        place = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        place = open_own(self._path, os.O_WRONLY | os.O_TRUNC, 0o600)
         self._file = os.fdopen(place, "w", encoding="utf-8")
         self._file.write(head_of(attempt, thread_id))
         self._file.flush()

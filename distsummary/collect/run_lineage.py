@@ -277,6 +277,9 @@ def batch_size(loader: object, batch: object = None) -> int | None:
         size = getattr(source, "batch_size", None)
         if isinstance(size, int) and not isinstance(size, bool):
             return size
+    # Of a list of batches the first one is whole; the last, which `batch` may be, often is not.
+    if isinstance(loader, (list, tuple)) and loader:
+        batch = loader[0]
     first = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     shape = getattr(first, "shape", None)
     return int(shape[0]) if isinstance(shape, tuple) and shape else None

@@ -36,9 +36,9 @@ def check_on_alert(on_alert: object, *, aggregate: bool) -> None:
     if not callable(on_alert):
         if not isinstance(on_alert, str):
             raise InvalidTypeError(f"on_alert must be a function or a URL, got {on_alert!r}")
-        if not on_alert.startswith(("http://", "https://")):
+        if not _is_url(on_alert):
             raise InvalidValueError(
-                "on_alert must be a function or a URL that begins with http:// or https://, "
+                "on_alert must be a function or a URL with a host that begins with http:// or https://, "
                 f"got {redacted(on_alert)!r}"
             )
     if not aggregate:
@@ -46,6 +46,16 @@ def check_on_alert(on_alert: object, *, aggregate: bool) -> None:
             "on_alert needs the aggregator, which judges the ranks while they train, got aggregate=False; "
             "leave aggregate out"
         )
+
+
+def _is_url(text: str) -> bool:
+    """Whether alerts can be posted to a text: a scheme, a host, a port that there may be, no spaces."""
+    try:
+        url = urlsplit(text)
+        is_whole = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
+    return is_whole and text.isprintable() and " " not in text
 
 
 def send(to: str, alert: Alert) -> None:

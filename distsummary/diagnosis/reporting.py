@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distsummary.base.columns import quoted
-from distsummary.base.publish import rights_in
+from distsummary.base.publish import open_own
 from distsummary.diagnosis.alerts import (
     HANGS,
     MUTED,
@@ -30,11 +30,12 @@ from distsummary.diagnosis.alerts import (
 from distsummary.diagnosis.cost import intervals_of, is_small
 from distsummary.diagnosis.diagnose import Diagnose
 from distsummary.diagnosis.sentence import sentence
-from distsummary.diagnosis.verdict import LEVELS, SLOW, Interval, Verdict
+from distsummary.diagnosis.verdict import LEVELS, MESSAGE, SLOW, Interval, Verdict
 from distsummary.errors import DistSummaryError
 from distsummary.rundir.run_dir import RunDir
 
 HOUR_S = 3600.0
+MOST_MESSAGES = 10_000  # of the user, that a rank reports: each reader reads all of them
 LOCK_S = 2.0  # a line that is appended without the lock may only be lost where others write at this moment
 LOW, RATE = "level", "rate"  # of `held`, in addition to MUTED and SMALL
 
@@ -71,6 +72,7 @@ class Alerts:
         self._reported: list[tuple[float, int]] = []  # when, and the level as a number, of what was not held
         self._held = 0  # by the rate, which was not said yet
         self._read_to = 0  # bytes of the file
+        self._messages = 0  # of the user, that this object has reported
         self._began_s = time.time()
 
     def report(self, attempt: int, verdict: Verdict) -> bool:
@@ -80,6 +82,12 @@ class Alerts:
         """
         # A file that fails must not stop a training: the next call of `write` raises the error.
         with self._lock:
+            if verdict.cause == MESSAGE:
+                self._messages += 1
+                if self._messages > MOST_MESSAGES:
+                    if self._messages == MOST_MESSAGES + 1:
+                        self._print(f"{MOST_MESSAGES:,} messages were reported; further ones are left out.")
+                    return False
             with contextlib.suppress(OSError):
                 self._read()
             alert = self._note(attempt, verdict)
@@ -279,7 +287,7 @@ def _overlap(one: Interval, other: Interval) -> bool:
 
 def _append(path: Path, lines: bytes) -> None:
     """Append lines to a file, all of them or nothing; raises OSError."""
-    place = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666 & rights_in(path.parent))
+    place = open_own(path, os.O_RDWR | os.O_APPEND)
     try:
         size = os.fstat(place).st_size
         # A process that died may have left a line without its end: the new lines must not continue it.

@@ -28,8 +28,8 @@ class SummaryLandscape(mindspore.SummaryLandscape):  # type: ignore[misc]  # its
     """MindSpore's SummaryLandscape: its loss, its numbers, its files.
 
     `device_ids` may be left out: the landscape is then computed in this process. Several are as many
-    processes of ours, on a CPU too: those that MindSpore forks after a training hang. After an error, the
-    next call works, and so does MindSpore's SummaryRecord.
+    processes of ours, on a CPU too: those that MindSpore forks after a training hang. After a call
+    the next one works, and so does MindSpore's SummaryRecord.
     """
 
     _devices: Sequence[int] = ()
@@ -51,6 +51,8 @@ class SummaryLandscape(mindspore.SummaryLandscape):  # type: ignore[misc]  # its
         Raises what MindSpore's method and `callback_fn` raise, InvalidValueError if `callback_fn` cannot be
         sent, LandscapeError if a process dies.
         """
+        # MindSpore's object keeps the intervals of an earlier call.
+        super().__init__(self._summary_dir)
         self._devices, self._error = [] if device_ids is None else device_ids, None
         # MindSpore checks them only after it has started processes.
         self._check_device_ids(self._devices)

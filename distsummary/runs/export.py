@@ -3,7 +3,7 @@
 import csv
 import os
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -89,4 +89,9 @@ def _write_csv(table: ScalarTable, file: TextIO) -> None:
         *given, values = (column[start : start + _CSV_ROWS] for column in columns)
         # They were recorded as float32: the fewest digits that give that number back.
         texts = values.astype(np.float32).astype(str).tolist()
-        rows.writerows(zip(*(column.tolist() for column in given), texts, strict=True))
+        rows.writerows(zip(*(map(_no_formula, column.tolist()) for column in given), texts, strict=True))
+
+
+def _no_formula(cell: Any) -> Any:
+    """A tag that a spreadsheet would compute as a formula, after an apostrophe, which makes it text."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

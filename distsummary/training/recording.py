@@ -146,7 +146,7 @@ class Recording(abc.ABC):
         self,
         values: Mapping[str, object] | None = None,
         /,
-        *,
+        *others: object,
         step: int | None = None,
         commit: None = None,
         **named: object,
@@ -165,6 +165,7 @@ class Recording(abc.ABC):
                 dict among them is flattened: {"train": {"loss": 1.0}} is recorded as "train/loss".
             step: the step of these values; allowed only outside of `steps`. Values of a step before
                 `run.step` are dropped and counted. Ignored in other threads.
+            others: none: names and numbers are no arguments one after the other.
             commit: must be left out; values are recorded when their step ends.
             named: ints, floats, or tensors or arrays of one element. `log` does not wait for device tensors.
                 Files hold float32: a finite number beyond its range is recorded as infinite, and counted.
@@ -173,6 +174,11 @@ class Recording(abc.ABC):
             InvalidTypeError: a name is not text. ClosedError: the run is closed.
                 InvalidValueError: `step` is given inside `steps`; `commit` is given.
         """
+        if others:
+            raise InvalidTypeError(
+                f"run.log takes numbers by name, got {values!r} and {others[0]!r} one after the other; write "
+                'run.log(loss=1.0) or run.log({"loss": 1.0})'
+            )
         is_elsewhere = get_ident() != self._thread
         if self._is_closed and self._is_late(is_elsewhere):
             return

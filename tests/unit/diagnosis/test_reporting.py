@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ import distsummary as ds
 from distsummary.diagnosis import reporting
 from distsummary.diagnosis.alerts import open_findings, read_alerts, worst_level
 from distsummary.diagnosis.reporting import Alerts
-from distsummary.diagnosis.verdict import CAUSES, ENDS, Verdict
+from distsummary.diagnosis.verdict import CAUSES, ENDS, MESSAGE, Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.rundir.run_dir import RunDir
 
@@ -228,3 +229,29 @@ def test_a_slow_rank_is_said_when_it_has_cost_enough_and_no_finding_before(run_d
     # Where no rank records that it waits, the cost is not known.
     assert alerts.report(0, verdict("forward", rank=2))
     assert len(lines(capsys)) == 1
+
+
+def test_alerts_are_not_appended_through_a_link(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    run_dir = RunDir(tmp_path / "run").create()
+    run_dir.alerts_path.symlink_to(other)
+    alerts = Alerts(run_dir)
+    alerts.report(0, message("text"))
+    with pytest.raises(OSError, match="symbolic link"):
+        alerts.write()
+    assert not other.exists()
+
+
+def test_messages_beyond_a_number_are_left_out_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reporting, "MOST_MESSAGES", 3)
+    alerts = Alerts(RunDir(tmp_path / "run").create())
+    for number in range(6):
+        alerts.report(0, message(f"text {number}"))
+    assert len(read_alerts(RunDir(tmp_path / "run"))) == 3
+    assert capsys.readouterr().err.count("3 messages were reported; further ones are left out") == 1
+
+
+def message(text: str) -> Verdict:
+    return Verdict(rank=0, cause=MESSAGE, since_step=1, until_step=1, evidence=text, reported_step=1)
