@@ -100,8 +100,10 @@ def check_number(field: str, value: object, *, optional: bool = False) -> float 
     """
     if optional and value is None:
         return None
-    is_real = hasattr(type(value), "__float__") and "complex" not in str(getattr(value, "dtype", ""))
-    # Arrays of several elements, or of text, have that method, too.
+    dtype = getattr(value, "dtype", None)
+    is_text = getattr(dtype, "kind", "f") not in "iuf"
+    is_real = hasattr(type(value), "__float__") and not is_text and "complex" not in str(dtype)
+    # Arrays of several elements have that method, too.
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         if is_real and not _is_bool(value):
             return float(value)  # type: ignore[arg-type]  # it has the method

@@ -31,6 +31,7 @@ from distsummary.diagnosis.verdict import (
     level_of,
 )
 from distsummary.errors import DamagedFileError
+from distsummary.rundir.attempts import TRAINED
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.run_records import AlertRecord
 from distsummary.rundir.states import AttemptState
@@ -122,6 +123,15 @@ def is_finding(alert: Mapping[str, Any]) -> bool:
     return level_in(alert) != INFO and alert["cause"] != INTERRUPTED
 
 
+def holds(alert: Mapping[str, Any], attempt: AttemptState | None) -> bool:
+    """Whether what was reported still is so: no lost or failed rank runs again or has finished since."""
+    is_end = attempt is not None and alert["cause"] in (LOST, FAILED)
+    if attempt is None or not is_end or alert.get("attempt", 0) != attempt.attempt:
+        return True
+    well = {rank.rank for rank in attempt.ranks if rank.state in ("running", *TRAINED)}
+    return not well.issuperset(alert.get("ranks") or [alert["rank"]])
+
+
 def as_reported(hung: Iterable[Verdict], alerts: Iterable[Alert], attempt: AttemptState) -> list[Verdict]:
     """What stopped ranks, from files, at the steps at which it was reported; without a report, a rank was
     lost or failed at its own newest step.
@@ -144,7 +154,7 @@ def open_findings(
         alerts: of the run. attempt: the newest one; None: of a run without run.json, all count.
         stuck: the ranks of the attempt that hang now, by `stuck_files.hung_ranks`.
     """
-    listed = [alert for alert in alerts if is_finding(alert)]
+    listed = [alert for alert in alerts if is_finding(alert) and holds(alert, attempt)]
     shown = (one for one in listed if one.get("held") not in (MUTED, SMALL))
     reported = [*filter(None, map(_verdict_of, shown))]
     if attempt is None:

@@ -176,7 +176,7 @@ def distinct_edges(low: float, high: float, finite: int, *, is_small_float: bool
         if (np.diff(edges) > 0).all():
             return edges
     if low == high:
-        half = max(0.5, bin_count(finite) * float(np.spacing(abs(low))))
+        half = max(0.5, bin_count(finite) * float(abs(low) - np.nextafter(abs(low), 0.0)))
         with np.errstate(over="ignore"):
             low, high = max(low - half, -MOST), min(high + half, MOST)
     return np.unique(bin_edges(low, high, finite, np.dtype(np.float64)))

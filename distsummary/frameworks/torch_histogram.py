@@ -170,7 +170,7 @@ def _edges(low: Tensor, high: Tensor, bins: Tensor) -> Tensor:
     Where float64 has too few digits for the bins, some are equal.
     """
     is_flat = ~(low < high)
-    spacing = torch.nextafter(low.abs(), torch.full_like(low, torch.inf)) - low.abs()
+    spacing = low.abs() - torch.nextafter(low.abs(), torch.zeros_like(low))
     half = (bins * spacing).clamp(min=0.5)
     low = torch.where(is_flat, (low - half).clamp(min=-MOST), low)
     high = torch.where(is_flat, (high + half).clamp(max=MOST), high)

@@ -17,6 +17,7 @@ from distsummary.diagnosis.alerts import (
     MUTED,
     alerts_as_of_now,
     hangs_among,
+    holds,
     is_finding,
     level_in,
     open_findings,
@@ -25,7 +26,7 @@ from distsummary.diagnosis.alerts import (
 )
 from distsummary.diagnosis.ends import unreported_end
 from distsummary.diagnosis.sentence import sentence, weight
-from distsummary.diagnosis.verdict import CAUSES, ERROR, STOPPED, Verdict
+from distsummary.diagnosis.verdict import CAUSES, STOPPED, WARNING, Verdict
 from distsummary.errors import (
     DistSummaryError,
     MissingFileError,
@@ -382,6 +383,7 @@ class RecordedRun:
             said = [one.verdict for one in hangs_among(rows, STOPPED) if one.attempt == newest.attempt]
             number = {"attempt": newest.attempt}
             rows += [number | one.as_json() for one in unreported_end(said, newest)]
+            rows = [row for row in rows if holds(row, newest)]
         return _with_sentences(rows, is_over=newest is not None and is_over(newest))
 
     def stamp(self) -> str:
@@ -700,7 +702,7 @@ def findings(run: RecordedRun) -> Found:
     found = open_findings(run._alerts(), state.newest if state else None)
     said = [findings_in_short(found, is_over=run.state != "running"), *run._problems["verdicts"]]
     # What cannot be read may be anything.
-    level = ERROR if run._problems["verdicts"] else worst_level(found)
+    level = worst_level(found) or (WARNING if run._problems["verdicts"] else "")
     return Found(found, level, "; ".join(filter(None, said)))
 
 

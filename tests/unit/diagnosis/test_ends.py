@@ -81,9 +81,9 @@ def test_an_attempt_that_a_later_one_replaced_has_no_end():
 
 def test_a_rank_alone_that_was_killed_is_lost_although_nothing_reported_it():
     killed = attempt_state([lost(0)], "lost")
-    [(attempt, verdict)] = unreported_end([], killed)
-    assert (attempt, verdict.cause, verdict.since_step) == (0, "lost", 120)
-    assert unreported_end([(0, verdict)], killed) == []
+    [verdict] = unreported_end([], killed)
+    assert (verdict.cause, verdict.since_step) == ("lost", 120)
+    assert unreported_end([verdict], killed) == []
     assert unreported_end([], attempt_state([rank_state(0)])) == []
     assert unreported_end([], None) == []
 

@@ -149,13 +149,13 @@ def test_the_level_of_a_run_is_that_of_what_lasts():
     assert worst_level([verdict("message", until_step=3, level="error")]) == "error"
 
 
-def test_ends_infos_and_muted_alerts_are_no_findings():
+def test_starts_infos_and_muted_alerts_are_no_findings():
     found = [
         {"attempt": 0, **verdict(cause, evidence=cause).as_json()}
         for cause in (*ENDS, "message", "data", "nan", "dropped")
     ]
     found[-2]["held"] = "mute"
-    assert [one.cause for one in open_findings(found, None)] == ["data", "dropped"]
+    assert [one.cause for one in open_findings(found, None)] == ["failed", "lost", "data", "dropped"]
 
 
 def test_an_alert_of_an_older_version_has_the_level_of_its_cause(run_dir):

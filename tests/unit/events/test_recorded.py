@@ -150,22 +150,15 @@ def test_a_tag_twice_in_an_event_and_missing_in_another_keeps_its_steps(nasty_tm
 
 def session(start: int | None, steps: range, stamp: int, directory: Path) -> None:
     """A file of torch's SummaryWriter with `purge_step`: the version twice, then the start of the session."""
-    version = frame(tensorboard_format.encode_version(0.0))
-    head = (
-        version if start is None else 2 * version + frame(tensorboard_format.encode_session_start(start, 0.0))
-    )
-    frames = [
-        frame(
-            encode_event(
-                Event(step, 0.0, [Value("scalar", "loss", float(stamp))]),
-                EventIds("", 0, 0),
-                ("tensorboard",),
-            )[0]["tensorboard"]
-            or b""
-        )
-        for step in steps
-    ]
-    (directory / TENSORBOARD.format(stamp)).write_bytes(head + b"".join(frames))
+    run_id = f"{stamp:016x}"
+    data = frame(tensorboard_format.encode_version(0.0, EventIds(run_id, 0, 0)))
+    if start is not None:
+        data += data + frame(tensorboard_format.encode_session_start(start, 0.0, EventIds(run_id, 0, 0)))
+    for seq, step in enumerate(steps, 1):
+        event = Event(step, 0.0, [Value("scalar", "loss", float(stamp))])
+        payloads, _ = encode_event(event, EventIds(run_id, 0, seq), ("tensorboard",))
+        data += frame(payloads["tensorboard"] or b"")
+    (directory / TENSORBOARD.format(stamp)).write_bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +168,7 @@ def session(start: int | None, steps: range, stamp: int, directory: Path) -> Non
         ([(None, range(4)), (0, range(2))], [2] * 2),
         ([(None, range(6)), (4, range(4, 9)), (2, range(2, 3))], [1] * 2 + [3]),
         ([(None, range(3)), (7, range(7, 9))], [1] * 3 + [2] * 2),
-        ([(None, range(3)), (None, range(1, 3))], [1] * 3 + [2] * 2),  # no session starts
+        ([(None, range(3)), (None, range(3, 5))], [1] * 3 + [2] * 2),  # no session starts
     ],
 )
 def test_a_session_that_starts_replaces_the_steps_from_there_on(

@@ -64,7 +64,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"gpus_per_worker": math.nan}, VALUE, f"{SHARE} nan"),
     ({"gpus_per_worker": -1}, VALUE, f"{SHARE} -1"),
     ({"gpus_per_worker": 1.5}, VALUE, f"{SHARE} 1.5"),
-    ({"gpus_per_worker": "1"}, TYPE, "gpus_per_worker must be a number, got '1'"),
+    ({"gpus_per_worker": "1"}, TYPE, "gpus_per_worker must be int or float, got '1'"),
     ({"engine": 3}, TYPE, "engine must be str"),
     ({"engine": "row"}, VALUE, "'auto' or 'naive' for a model that is not torch's"),
     ({"memory": "small"}, VALUE, "memory must be one of"),

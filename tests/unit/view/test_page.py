@@ -235,8 +235,7 @@ def test_arrays_come_back_from_the_block_and_the_text_cannot_leave_its_element()
 def test_what_a_page_cannot_hold_is_refused():
     with pytest.raises(TypeError, match="set cannot be"):
         embedded({"a": {1, 2}})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        embedded({"a": float("nan")})
+    assert embedded({"a": float("nan")})[0] == '{"a":null}'
 
 
 @pytest.mark.parametrize(
