@@ -9,8 +9,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import BuiltinFunctionType
 
 from distsummary.base.processes import in_ray, ipython_shell
+from distsummary.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,16 @@ def _close_all() -> None:
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+def refuse_greenlets() -> None:
+    """Raise UsageError where gevent or eventlet has replaced threads: one that waits stops the process."""
+    if not isinstance(threading.get_ident, BuiltinFunctionType):
+        raise UsageError(
+            "the threads of this process are greenlets, all of which stop while one waits for a file, so "
+            "nothing can be recorded; leave threads as they are: gevent.monkey.patch_all(thread=False, "
+            "subprocess=False), eventlet.monkey_patch(thread=False)"
+        )
 
 
 class DaemonThread(threading.Thread):

@@ -3,10 +3,15 @@
 import errno
 import logging
 import math
+import os
 import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
@@ -17,6 +22,7 @@ from distsummary.errors import WriteError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+SHOWN_CALLS = 4  # of a stuck thread
 LOOK_S = 0.25  # how often a wait looks for progress
 WINDOW_S = 10.0  # in which it is added up how long a loop waits
 MAX_REASONS = 1000  # reasons may name tags and steps, and memory has to stay bounded
@@ -27,6 +33,7 @@ _REMEDIES = {
     errno.EFBIG: "raise the limit of the file size (ulimit -f)",
     errno.EROFS: "make the file system writable",
 }
+_awaited: dict[int, threading.Thread] = {}  # the id of a thread -> the thread that it waits for
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -210,3 +217,62 @@ class DroppedSteps:
                 self._reason,
             )
             self.steps = self._values = 0
+
+
+@contextmanager
+def awaiting(thread: threading.Thread) -> Iterator[None]:
+    """Wait for another thread in the block; `place_of` then names where that one is."""
+    own = threading.get_ident()
+    _awaited[own] = thread
+    try:
+        yield
+    finally:
+        _awaited.pop(own, None)
+
+
+def joined_in_time(
+    thread: threading.Thread,
+    progress: Callable[[], object],
+    patience_s: float,
+    deadline_s: Callable[[], float] = lambda: math.inf,
+) -> bool:
+    """Wait for a thread as long as its progress changes within `patience_s`; returns whether it has ended.
+
+    `deadline_s` returns when the wait has to end at the latest, as `time.monotonic` counts.
+    """
+    mark, since = progress(), time.monotonic()
+    with awaiting(thread):
+        while thread.is_alive():
+            now, reached = time.monotonic(), progress()
+            if reached != mark:
+                mark, since = reached, now
+            left_s = min(since + patience_s, deadline_s()) - now
+            if left_s <= 0:
+                return False
+            thread.join(min(LOOK_S, left_s))
+    return True
+
+
+def place_of(thread: threading.Thread) -> str:
+    """The innermost lines at which a thread is, such as `writer.py:7 < session.py:9`; empty if unknown.
+
+    If it only waits for another thread, by `awaiting`, those of that one.
+    """
+    ident, seen = thread.ident or 0, set[int]()
+    while ident in _awaited and ident not in seen:
+        seen.add(ident)
+        ident = _awaited[ident].ident or 0
+    frame = sys._current_frames().get(ident)
+    calls = traceback.walk_stack(frame) if frame is not None else ()
+    lines = [f"{os.path.basename(call.f_code.co_filename)}:{line}" for call, line in calls]
+    # That it waits is clear; what for is in the lines around.
+    return " < ".join([line for line in lines if not line.startswith("threading.py:")][:SHOWN_CALLS])
+
+
+def written_by(native_id: int | None) -> int:
+    """The bytes that a thread of this process has passed to write calls; 0 if that is unknown."""
+    try:
+        fields = Path(f"/proc/self/task/{native_id}/io").read_bytes().split()
+        return int(fields[fields.index(b"wchar:") + 1])
+    except (OSError, ValueError, IndexError):
+        return 0

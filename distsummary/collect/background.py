@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from distsummary.base.at_exit import DaemonThread, close_at_exit, is_closed
-from distsummary.base.failures import BoundedWait, Failures
+from distsummary.base.failures import BoundedWait, Failures, joined_in_time, place_of, written_by
 from distsummary.base.guard import Guard
 from distsummary.base.health import Health
-from distsummary.base.waits import joined_in_time, place_of, written_by
 from distsummary.errors import ClosedError
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from distsummary.base.at_exit import DaemonThread
-from distsummary.base.failures import Failures
+from distsummary.base.failures import Failures, joined_in_time, place_of
 from distsummary.base.interrupts import AGAIN_S, interrupts_after, is_of_signal
 from distsummary.base.termination import END_S, Terminated, on_termination
-from distsummary.base.waits import joined_in_time, place_of
 from distsummary.collect.provenance import error_text
 from distsummary.errors import WriteError
 

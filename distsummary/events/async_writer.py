@@ -14,11 +14,19 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from distsummary.base.at_exit import DaemonThread, close_at_exit, is_closed
-from distsummary.base.failures import NONE, BoundedWait, DroppedSteps, Failures, Slowdown, error_line
+from distsummary.base.failures import (
+    NONE,
+    BoundedWait,
+    DroppedSteps,
+    Failures,
+    Slowdown,
+    awaiting,
+    error_line,
+    place_of,
+)
 from distsummary.base.guard import run_each, warn
 from distsummary.base.health import Health
 from distsummary.base.publish import is_gone
-from distsummary.base.waits import awaiting, place_of
 from distsummary.errors import ClosedError, WriteError
 from distsummary.events.closing_line import ClosingLine
 from distsummary.events.spec import DROP, WriterSpec

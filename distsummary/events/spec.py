@@ -4,7 +4,7 @@ import os
 import uuid
 from dataclasses import dataclass, field
 
-from distsummary.base.waits import refuse_greenlets
+from distsummary.base.at_exit import refuse_greenlets
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import DIALECTS, WRITTEN
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from distsummary import SummaryCollector, SummaryRecord
-from distsummary.base.waits import awaiting, joined_in_time, place_of
+from distsummary.base.failures import awaiting, joined_in_time, place_of
 from distsummary.errors import UsageError
 
 

@@ -633,7 +633,7 @@ def test_what_may_not_be_read_is_named_and_all_else_is_shown(tmp_path, monkeypat
             f"the merged run: {tmp_path} cannot be read: Permission denied",
             *(f"{file}, byte 0: it cannot be read: Permission denied" for file in last),
             f"{lineage} cannot be read: Is a directory",
-            f"{RunDir(tmp_path).alerts_path} cannot be read: Is a directory",
+            "not judged: alerts.jsonl cannot be read: Is a directory",
             "a.npz",
         ):
             assert text in reported
