@@ -1,6 +1,6 @@
 """Reads from the files of a run when each attempt did what, for its bill."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ from distsummary.events.recorded import Recorded
 from distsummary.format.own_tags import DATA_WAIT_MS, OWN_MS, PHASE_TAGS, STEP_MS, WAIT_MS
 from distsummary.rundir.deal import CHECKPOINT_MS, EVALUATION_MS, RECORDING_MS, START_MS
 from distsummary.rundir.meshes import Meshes
-from distsummary.rundir.states import AttemptState, is_over
+from distsummary.rundir.states import AttemptState, RankState, is_over
 from distsummary.runs.cost import SPENT, AttemptTimes, Measured
 
+LOOKED = 16  # ranks among which the one that came farthest is looked for, besides by their heartbeats
 CELLS = 1 << 22  # numbers of one tag that are read; of more steps, as many as that are
 _SPENT = dict(zip(SPENT, (RECORDING_MS, CHECKPOINT_MS, EVALUATION_MS), strict=True))
 _APART = tuple(f"{PHASE_TAGS}{part}/{kind}" for part in SPENT for kind in ("cpu_ms", "blocked_ms"))
@@ -62,7 +63,7 @@ class _Attempt:
         self, state: AttemptState | None, meshes: Meshes, *, now: float, repeated: float
     ) -> AttemptTimes:
         """See `attempt_times`."""
-        steps, step_ms, first, last, steps_s = self._timeline()
+        steps, step_ms, first, last, steps_s = self._timeline(state.ranks if state else ())
         begun, ended, spent_s = first, last, dict.fromkeys(SPENT, 0.0)
         if state is not None:
             health = [rank.health for rank in state.ranks]
@@ -94,7 +95,7 @@ class _Attempt:
             repeated=repeated,
         )
 
-    def _timeline(self) -> tuple[Array, Array, float, float, float]:
+    def _timeline(self, states: Sequence[RankState]) -> tuple[Array, Array, float, float, float]:
         """Steps, their milliseconds, when the first began and the last ended, and the seconds between.
 
         They are those of the rank that came farthest, by its clock. Without a step that was timed: when its
@@ -102,7 +103,12 @@ class _Attempt:
         """
         if not self._ranks:
             return np.zeros(0, np.int64), np.zeros(0), 0.0, 0.0, 0.0
-        farthest = max(self._ranks, key=lambda rank: self._ranks[rank].highs().get(self._number, 0))
+        # The steps in all files of 1,000 ranks take seconds to look through.
+        reported = sorted(
+            (one for one in states if one.rank in self._ranks), key=lambda one: -(one.step or 0)
+        )
+        some = [*(one.rank for one in reported[:1]), *[*self._ranks][:LOOKED]]
+        farthest = max(some, key=lambda rank: self._ranks[rank].highs().get(self._number, 0))
         recorded = self._ranks[farthest]
         _, _, steps, at, ms = recorded.scalars(STEP_MS, self._only)
         order = np.argsort(steps, kind="stable")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from distsummary.diagnosis.cost import excess_of_all, intervals_of, median_of_others
 from distsummary.diagnosis.sentence import LEAST_S, seconds
-from distsummary.diagnosis.verdict import LOADER, OVERHEAD, SLOW, STOPPED, Verdict
+from distsummary.diagnosis.verdict import LOADER, OVERHEAD, SLOW, STOPPED, UNEVEN, Verdict
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -189,14 +189,15 @@ def _parts(
     slow = [verdict for verdict in verdicts if verdict.cause in SLOW]
     spent_s = {name: one.spent_s.get(name, 0.0) for name in SPENT}
     for verdict in slow:
-        yield ("waiting", verdict.rank, verdict.cause), verdict.lost_s
+        # Ranks that are slow in turns share a verdict.
+        yield ("waiting", None if verdict.ranks else verdict.rank, verdict.cause), verdict.lost_s
         # What a verdict has is not counted a second time.
         if verdict.cause in spent_s:
             spent_s[verdict.cause] -= verdict.lost_s
     stopped = [verdict for verdict in verdicts if verdict.cause in STOPPED]
     if one.measured is not None:
-        yield from _waiting(one, one.measured, slow, stopped, wall_s)
-        for verdict in slow:
+        yield from _split_waiting(_waiting(one, one.measured, slow, stopped, wall_s), verdicts)
+        for verdict in (each for each in slow if not each.ranks):
             share = _saved_share(one.measured, verdict)
             saved[verdict.rank, verdict.cause] = saved.get((verdict.rank, verdict.cause), 0.0) + (
                 share * verdict.lost_s
@@ -239,6 +240,14 @@ def _split(part: str, total_s: float, cause: str, verdicts: Sequence[Verdict]) -
     yield (part, None, None), max(0.0, total_s)
 
 
+def _split_waiting(rows: Iterable[Row], verdicts: Sequence[Verdict]) -> Iterator[Row]:
+    """The waiting for ranks without a verdict; that for steps of different lengths has a row."""
+    if all(verdict.cause != UNEVEN for verdict in verdicts):
+        yield from rows
+    else:
+        yield from _split("waiting", math.fsum(value for _, value in rows), UNEVEN, verdicts)
+
+
 def _hangs(stopped: Sequence[Verdict]) -> Iterator[tuple[Verdict, float]]:
     """The verdicts on ranks that stopped, and what each cost: those of one moment share the time."""
     alike: dict[int, list[Verdict]] = defaultdict(list)
@@ -267,7 +276,8 @@ def _covered(measured: Measured, rows: slice, verdicts: Iterable[Verdict]) -> ND
         for since, until in intervals_of(verdict):
             # Others may wait for the rank at the step after it only.
             last = math.inf if until is None else until + 1
-            found[np.ix_((steps >= since) & (steps <= last), measured.ranks == verdict.rank)] = True
+            ranks = np.isin(measured.ranks, verdict.ranks or (verdict.rank,))
+            found[np.ix_((steps >= since) & (steps <= last), ranks)] = True
     return found
 
 

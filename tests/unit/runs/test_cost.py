@@ -65,6 +65,17 @@ OF_ONE_ATTEMPT = [
         [SLOW],
         {("waiting", 1, "data"): 1.0, ("training", None, None): 1.5},
     ),
+    # Ranks that are slow in turns, and steps of different lengths without a culprit.
+    (
+        attempt(measured=measured(slow_after_50(10.0))),
+        [replace(SLOW, ranks=(0, 1))],
+        {("waiting", None, "data"): 1.0, ("training", None, None): 1.5},
+    ),
+    (
+        attempt(measured=measured(slow_after_50(10.0))),
+        [replace(SLOW, cause="uneven", ranks=(0, 1), lost_s=0.4)],
+        {("waiting", None, "uneven"): 0.4, ("waiting", None, None): 0.1, ("training", None, None): 2.0},
+    ),
     # What a rank took longer and no one waited for costs nothing.
     (attempt(measured=measured(slow_after_50(10.0), wait=0.0)), [], {("training", None, None): 2.5}),
     # Ranks that are the last now and then share a row.
