@@ -14,7 +14,7 @@ PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep 
 # Bytecode is kept even if the shell forbids it: tests start hundreds of processes, and each of them would compile torch.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-changed check smoke nightly hosts long interop inside-mindspore test-ui torture zoo gpu-check bench bench-overhead \
+.PHONY: demo test test-changed check smoke nightly hosts long interop cluster-test inside-mindspore test-ui torture zoo gpu-check bench bench-overhead \
   bench-landscape proto proto-check front front-check wheel wheel-check clean
 
 # Without a network for npm the page of the run is not made, and the demo says so.
@@ -52,7 +52,7 @@ smoke: .venv/.dev .venv-hosts/.done $(MINDINSIGHT)/.done $(MINDSPORE)/.done
 	$(MAKE) -s torture LEVEL=fuzz SEED=1 TORTURE="--seconds 1"
 
 # Everything, in pieces that can run apart (`make hosts`), each with its time. One that fails ends only itself.
-NIGHTLY ?= hosts long interop inside-mindspore wheel-check test-ui torture zoo
+NIGHTLY ?= hosts long interop cluster-test inside-mindspore wheel-check test-ui torture zoo
 nightly: .venv/.dev
 	@failed=; for piece in $(NIGHTLY); do \
 	  begin=$$(date +%s); echo "== $$piece"; $(MAKE) -s $$piece LEVEL="L0 L1 L2 fuzz" && result=ok || { result=FAILED; failed="$$failed $$piece"; }; \
@@ -70,6 +70,10 @@ long: .venv/.dev
 # The real MindInsight, TensorBoard and MindSpore read what is written, and write what is read.
 interop: .venv/.dev $(MINDINSIGHT)/.done $(MINDSPORE)/.done
 	$(PYTEST) tests/interop -m interop
+
+# Ray clusters of hosts that share nothing, as namespaces of this machine; needs root.
+cluster-test: .venv/.dev
+	$(PYTEST) tests/cluster -m interop
 
 # Inside MindSpore's own Model, by its interpreter.
 inside-mindspore: $(MINDSPORE)/.done

@@ -427,6 +427,32 @@ def watch(options: argparse.Namespace) -> int:
 
 
 @verb(
+    argument("run_dir", nargs="?", metavar="RUN_DIR", help="where a run is to be, which need not exist yet"),
+    argument(
+        "--address", help="the Ray cluster, as HOST:PORT or auto (RAY_ADDRESS; without it this host alone)"
+    ),
+    argument("--wait", type=seconds, default=18.0, metavar="SECONDS", help="how long nodes may take (18)"),
+    example="doctor /shared/runs/a --address auto",
+    shows_progress=False,
+)
+def doctor(options: argparse.Namespace) -> Answer:
+    """Check what a training on these hosts needs, one line a check; exits with 1 if something is missing."""
+    from distsummary.rundir.topology import cluster_address
+
+    if address := options.address or cluster_address():
+        from distsummary.launching.actor_doctor import doctor_of_cluster
+
+        found = doctor_of_cluster(options.run_dir, address, answer_s=options.wait)
+    else:
+        from distsummary.launching.doctor import doctor
+
+        found = doctor(options.run_dir)
+    checks = [check._asdict() for check in found.checks]
+    lines = "\n".join(check.as_line() for check in found.checks)
+    return Answer({"checks": checks, "hosts": found.hosts}, lines, found.exit_code)
+
+
+@verb(
     argument("directory", metavar="DIR", help="the directory that the run dirs are in"), example="runs runs/"
 )
 def runs(options: argparse.Namespace) -> Answer:
