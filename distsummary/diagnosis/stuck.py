@@ -209,14 +209,18 @@ class RankReport:
         is_ending = any(_ENDING.search(line) for line in self.stack[:_INNER])
         return (is_ending or bool(_ENDING_CALLS.search(self.line))) and self.late_s < LONG_S
 
-    def is_over_limit(self, *, least_s: float = 0.0, more_s: float = 0.0) -> bool:
-        """Whether it has stood still for `more_s` longer than it usually does at most, and for `least_s`."""
+    def is_over_limit(self, *, least_s: float = 0.0, more_s: float = 0.0, is_waited_for: bool = True) -> bool:
+        """Whether it has stood still for `more_s` longer than it usually does at most, and for `least_s`.
+
+        `is_waited_for`: ranks wait in a collective, so that a first step of LONG_S is long.
+        """
         if self.late_s is None or self.limit_s is None:
             return False
         if self.is_moving:
             least_s = max(least_s, LONG_S)
         # A thread that is blocked in its first step, for which there is no usual length.
-        begins = self.step <= 1 and bool(self.groups) and not self.is_moving and self.phase != COMPILE
+        begins = is_waited_for and self.step <= 1 and bool(self.groups)
+        begins = begins and not self.is_moving and self.phase != COMPILE
         limit_s = min(self.limit_s, LONG_S) if begins else self.limit_s
         return self.late_s >= max(limit_s + CONFIRM_S + more_s, least_s)
 
@@ -593,7 +597,7 @@ def _behind(waiting: Sequence[RankReport]) -> list[RankReport]:
 def _still(reports: Sequence[RankReport]) -> list[Verdict]:
     """No rank waits for a collective: some stand still while others continue, or all do."""
     running = [one for one in reports if one.state == "running"]
-    late = [one for one in running if one.is_over_limit()]
+    late = [one for one in running if one.is_over_limit(is_waited_for=False)]
     if not late:
         return []
     # If no rank makes progress, all may do the same long work: ranks at another line than most are named at
@@ -601,10 +605,10 @@ def _still(reports: Sequence[RankReport]) -> list[Verdict]:
     if len(late) == len(running):
         if odd := _elsewhere(reports, late):
             return odd
-        late = [one for one in late if one.is_over_limit(least_s=LONG_S)]
+        late = [one for one in late if one.is_over_limit(least_s=LONG_S, is_waited_for=False)]
         text = "has made no progress" + (", and no other rank has" if len(reports) > 1 else "")
     else:
-        late = [one for one in late if one.is_over_limit(more_s=APART_S)]
+        late = [one for one in late if one.is_over_limit(more_s=APART_S, is_waited_for=False)]
         text = "has made no progress, while other ranks have"
     return _on_each([(one, text + _no_recorder(late)) for one in late], reports)
 

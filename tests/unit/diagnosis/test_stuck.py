@@ -519,3 +519,8 @@ def test_of_the_first_step_it_is_said_after_a_minute_who_has_not_begun(
     loads = replace(sleeps(1, late_s=late_s), step=1, phase="data", limit_s=600.0, groups=(group(),))
     found = hung([first[0], *([loads] if is_there else []), *first[1:]])
     assert [(one.rank, one.ranks, one.cause) for one in found] == [(1, (), cause)] * (cause is not None)
+
+
+def test_a_rank_that_has_just_come_through_a_long_first_step_is_not_blamed() -> None:
+    through = replace(waits(0, BEGUN, late_s=110.0), step=1, phase="recording", limit_s=600.0)
+    assert hung([through, RankReport(rank=1, step=2), RankReport(rank=2, step=2)]) == []
