@@ -106,7 +106,8 @@ def check_number(field: str, value: object, *, optional: bool = False) -> float 
     # Arrays of several elements have that method, too.
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         if is_real and not _is_bool(value):
-            return float(value)  # type: ignore[arg-type]  # it has the method
+            item = getattr(value, "item", None)  # NumPy: float() of [0.5] is an error
+            return float(item() if callable(item) else value)  # type: ignore[arg-type]
     expected = "int or float or None" if optional else "int or float"
     raise InvalidTypeError(f"{field} must be {expected}, got {value!r} of type {type(value).__name__}")
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distsummary.diagnosis.alerts import worst_level
 from distsummary.errors import InvalidValueError
 from distsummary.runs.compare import MEANING, curves_of, is_reported, verdicts_of, where_they_part
 from distsummary.runs.facts import facts
@@ -68,7 +67,7 @@ def comparison(
         "runs": [
             {
                 "name": name, "path": os.fspath(path), "state": one.state, "ranks": len(one.ranks),
-                "level": worst_level(wrong), "findings": len(wrong),
+                "level": wrong.level, "findings": len(wrong.verdicts),
                 "steps": span(one, (int(steps[0]) for steps, _ in of_run.values() if steps.size)),
                 "source": source, "verdicts": verdicts_of(one), "problems": list(one.problems),
             }

@@ -112,7 +112,7 @@ def with_finite_ends(one: Histogram) -> Histogram:
     ends = [one.min, one.max]
     if all(end is None or np.isfinite(end) for end in ends):
         return one
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         edges = np.stack([one.left, one.left + one.width], axis=1)[one.counts > 0]
     edges = edges[np.isfinite(edges)]
     low, high = (float(edges.min()), float(edges.max())) if edges.size else (None, None)
@@ -184,7 +184,7 @@ def _cumulative(one: Histogram) -> tuple[Array, Array]:
     if not is_used.any() or one.min is None or one.max is None:
         return np.empty(0), np.empty(0)
     left, counts = one.left[is_used], one.counts[is_used].astype(np.float64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         right = left + one.width[is_used]
     places = np.clip(np.stack([left, right], axis=1).reshape(-1), one.min, one.max)
     sums = np.cumsum(counts)

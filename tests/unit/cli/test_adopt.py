@@ -8,6 +8,7 @@ import pytest
 
 import distsummary as ds
 from distsummary import Run, SummaryCollector, SummaryRecord, Topology, merge_run
+from distsummary.base.columns import quoted
 from distsummary.cli.adopt import adopt
 from distsummary.cli.fsck import fsck
 from distsummary.cli.main import main
@@ -133,7 +134,7 @@ def test_what_mindspore_wrote_is_adopted_with_its_lineage(nasty_tmp_path):
 def test_a_reader_of_a_path_that_only_ranks_have_names_the_command(nasty_tmp_path, read):
     for rank in range(2):
         record(nasty_tmp_path / "rec", rank)
-    with pytest.raises(MissingFileError, match=r"such as .*rec0, first: distsummary adopt .*rec$"):
+    with pytest.raises(MissingFileError, match=r"such as .*rec0, first: distsummary adopt '.*rec'$"):
         read(nasty_tmp_path / "rec")
 
 
@@ -153,7 +154,7 @@ def test_the_command_names_the_next_one_and_what_is_left(nasty_tmp_path, capsys)
         train(prefix, rank)
     assert main(["adopt", str(prefix)]) == 0
     first, *left = capsys.readouterr().out.splitlines()
-    assert first == f"{prefix}: ranks 0-1; next: distsummary merge {prefix}"
+    assert first == f"{prefix}: ranks 0-1; next: distsummary merge {quoted(prefix)}"
     assert [line.split(" is of that rank")[0] for line in left] == [
         f"  what is left in {prefix}{rank}" for rank in range(2)
     ]

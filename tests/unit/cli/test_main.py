@@ -149,7 +149,7 @@ def test_dump_prints_every_value_of_a_run_as_strict_json_lines(tmp_path, capsys)
     ]
 
 
-@pytest.mark.parametrize("verb", ["merge", "dump", "fsck", "convert", "status", "watch", "runs"])
+@pytest.mark.parametrize("verb", ["merge", "dump", "fsck", "convert", "status", "runs"])
 def test_a_path_that_is_missing_has_the_exit_code_of_wrong_arguments(verb, tmp_path, capsys):
     assert main([verb, str(tmp_path / "absent")]) == 2
     assert str(tmp_path / "absent") in capsys.readouterr().err

@@ -150,8 +150,8 @@ def test_closing_does_not_wait_longer_than_said_for_a_job_that_hangs(go):
         background.submit("job", lambda: None)
     background.close()
     (error,) = health.errors
-    assert re.match(r"files: 3 jobs were not done [\d.]+ s after the end; first is at threading.py:", error)
-    assert " < test_files.py:" in error
+    assert re.match(r"files: 3 jobs were not done [\d.]+ s after the end; first is at test_files.py:", error)
+    assert " < background.py:" in error
 
 
 def test_a_failure_is_raised_once_if_that_was_asked_for():
