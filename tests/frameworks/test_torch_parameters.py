@@ -223,7 +223,7 @@ def test_shared_memory_reaches_another_process_as_one_parameter() -> None:
     assert portable(plain, [])[0] is plain  # nothing is copied that need not be
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_a_scripted_model_that_shares_memory_is_refused_with_the_remedy() -> None:
     plain = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     plain[1].weight = nn.Parameter(plain[0].weight.data)

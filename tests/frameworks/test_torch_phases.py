@@ -398,7 +398,7 @@ def test_what_takes_longer_on_a_gpu_is_reported_without_waiting_for_it(phase: st
     assert times[phase] > 5.0  # 20 million cycles of at most 4 GHz
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_a_model_that_takes_no_hooks_is_trained_with_the_phases_data_and_body() -> None:
     net, keeps = torch.jit.script(nn.Linear(4, 1)), Keeps()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
