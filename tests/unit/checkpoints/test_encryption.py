@@ -18,7 +18,7 @@ def blocks_of(data: bytes, mode: str = GCM, block_bytes: int = 300) -> list[byte
 
 
 @pytest.mark.parametrize("mode", [GCM, CBC])
-@pytest.mark.parametrize("data", [b"", b"x", DATA[:300], DATA[:900], DATA])
+@pytest.mark.parametrize("data", [b"", b"x", DATA[:300], DATA[:900], DATA], ids=len)
 def test_what_is_encrypted_is_read_again(data: bytes, mode: str) -> None:
     found = b"".join(encrypt(data, KEY, mode, block_bytes=300))
     assert decrypt(found, KEY, mode) == data
