@@ -9,7 +9,8 @@ from typing import Any
 
 import ray
 
-from distsummary.base.private import note_absent, private
+from distsummary.base.health import note_absent
+from distsummary.base.private import private
 
 
 class _OutsideOwnThreads:

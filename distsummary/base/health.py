@@ -1,6 +1,11 @@
 """Health: what a writer was given, has written and dropped, and why."""
 
+import logging
 from dataclasses import dataclass, field
+
+logger = logging.getLogger(__name__)
+
+_absent: dict[str, int] = {}  # what this process is without, for want of a private name of a framework -> 1
 
 
 @dataclass(slots=True)
@@ -45,3 +50,18 @@ class Health:
                 mine[key] = mine.get(key, 0) + count
             setattr(total, name, mine)
         return total
+
+
+def note_absent(reason: str, error: Exception | None = None, *, logs: bool = True) -> None:
+    """Have every `health()` of this process count what is lost without a private name, and log it once."""
+    if reason in _absent:
+        return
+    _absent[reason] = 1
+    if logs:
+        cause = f" ({type(error).__name__}: {error})" if error else ""
+        logger.warning("%s%s (logged once; counted in health())", reason, cause)
+
+
+def absences() -> Health:
+    """What this process was without so far, as `errors`."""
+    return Health(errors=dict(_absent))

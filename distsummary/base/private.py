@@ -5,18 +5,13 @@ Train, Lightning, transformers and DeepSpeed in the module of each in `integrati
 """
 
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from distsummary.base.health import Health
-
-logger = logging.getLogger(__name__)
+from distsummary.base.health import note_absent
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_absent: dict[str, int] = {}  # what this process is without -> 1
 
 
 def private(
@@ -45,18 +40,3 @@ def private(
         return wrapper
 
     return decorate
-
-
-def note_absent(reason: str, error: Exception | None = None, *, logs: bool = True) -> None:
-    """Have every `health()` of this process count what is lost without a private name, and log it once."""
-    if reason in _absent:
-        return
-    _absent[reason] = 1
-    if logs:
-        cause = f" ({type(error).__name__}: {error})" if error else ""
-        logger.warning("%s%s (logged once; counted in health())", reason, cause)
-
-
-def absences() -> Health:
-    """What this process was without so far, as `errors`."""
-    return Health(errors=dict(_absent))

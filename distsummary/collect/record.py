@@ -15,9 +15,8 @@ from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.columns import quoted
 from distsummary.base.failures import Failures
 from distsummary.base.guard import guarded
-from distsummary.base.health import Health
+from distsummary.base.health import Health, absences
 from distsummary.base.interrupts import interrupts_after
-from distsummary.base.private import absences
 from distsummary.collect.background import Background
 from distsummary.collect.file_export import Exports, write_values
 from distsummary.collect.older_order import check_network, is_older_record, without_num_process

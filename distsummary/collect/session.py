@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsummary.base.failures import Failures, one_line
 from distsummary.base.guard import guarded
-from distsummary.base.health import Health
+from distsummary.base.health import Health, absences
 from distsummary.base.interrupts import is_interruption
-from distsummary.base.private import absences
 from distsummary.base.processes import age_s, is_alive
 from distsummary.base.redaction import redacted
 from distsummary.collect.background import Background

@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from distsummary.base.private import note_absent
+from distsummary.base.health import note_absent
 from distsummary.base.terminal import announced
 
 Use: TypeAlias = Callable[[Any], None]

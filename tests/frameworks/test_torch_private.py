@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import distsummary as ds
-from distsummary.base import private as names
+from distsummary.base import health as names
 from distsummary.frameworks import torch_private as private
 from distsummary.training.timing.torch_waits import UNMEASURED
 from tests import forked

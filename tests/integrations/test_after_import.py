@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from distsummary.base import private
+from distsummary.base import health
 from distsummary.integrations.after_import import after_import
 from distsummary.integrations.deepspeed import follow_deepspeed
 from distsummary.integrations.ray_functions import follow_functions
@@ -60,7 +60,7 @@ def test_several_may_wait(place: Path) -> None:
 def test_what_it_raises_is_reported_and_the_import_succeeds(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private, "_absent", {})
+    monkeypatch.setattr(health, "_absent", {})
     (place / "sound.py").write_text("a = 1\n")
 
     def fail(module: object) -> None:
@@ -69,7 +69,7 @@ def test_what_it_raises_is_reported_and_the_import_succeeds(
     after_import("sound", fail)
     assert importlib.import_module("sound").a == 1
     assert capsys.readouterr().err == "distsummary: sound is not followed: ValueError: too old\n"
-    assert [*private.absences().errors] == ["sound is not followed: ValueError: too old"]
+    assert [*health.absences().errors] == ["sound is not followed: ValueError: too old"]
 
 
 @pytest.mark.parametrize("follow", [follow_functions, follow_deepspeed.__wrapped__])
@@ -79,13 +79,13 @@ def test_a_host_without_its_private_names_is_named_and_imported(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(private, "_absent", {})
+    monkeypatch.setattr(health, "_absent", {})
     for name in HOSTS:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     follow()
     lines = capsys.readouterr().err.splitlines()
     assert lines
-    assert [*private.absences().errors] == [line.removeprefix("distsummary: ") for line in lines]
+    assert [*health.absences().errors] == [line.removeprefix("distsummary: ") for line in lines]
     assert all("is not followed: AttributeError" in line for line in lines)
 
 

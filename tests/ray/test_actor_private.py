@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from distsummary.base import actor_private as private
-from distsummary.base import private as names
+from distsummary.base import health as names
 from distsummary.base.cluster import LOOPBACK
 from distsummary.launching.actor_listing import actor_lines
 from distsummary.rundir.run_dir import RunDir
