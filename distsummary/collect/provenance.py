@@ -54,7 +54,8 @@ def _git(directory: Path, *arguments: str) -> str | None:
         done = subprocess.run(
             ["git", "--no-optional-locks", "-C", str(directory), *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=GIT_TIMEOUT_S,
             check=True,
         )

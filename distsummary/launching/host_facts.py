@@ -147,7 +147,7 @@ def _gpus(offered: float, answer_s: float) -> dict[str, Any]:
     try:
         command = [sys.executable, "-c", _TORCH_GPUS]
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=answer_s, check=True
+            command, env=environment, capture_output=True, encoding="utf-8", timeout=answer_s, check=True
         )
     except subprocess.TimeoutExpired:
         return {"driver": found, "torch": None, "failed": f"no answer within {answer_s:g} s"}
