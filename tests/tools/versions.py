@@ -59,7 +59,7 @@ def resolve(name: str, python: str, others: Sequence[str]) -> Path:
     """Write the pins of an environment."""
     pins = TOOLS / f"requirements-{name}.txt" if name != "with" else ROOT / ".venv-uv" / "with.txt"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    constraints = ROOT / ".venv-uv" / "constraints.txt"
+    constraints = ROOT / ".venv-uv" / f"constraints-{name}.txt"
     constraints.write_text("\n".join(floors(project) if name == "lowest" else others) + "\n")
     uv(
         "pip", "compile", "-q", "pyproject.toml", "--extra", "dev", "--no-annotate", "--no-header",
