@@ -1,7 +1,7 @@
 // The run in one sentence: the finding that weighs most, what it cost, and what to do about it.
 
 import { useState } from "preact/hooks"
-import { counted, lasting, whole } from "../base/format"
+import { counted, firstAdvice, lasting, whole } from "../base/format"
 import { linkTo } from "../base/hash"
 import { Markdown } from "../base/markdown"
 import { data, lasted } from "../base/store"
@@ -22,6 +22,7 @@ export function Sentence() {
   return (
     <section class={`card sentence ${answer.badge.kind}`} aria-label="the answer">
       <p><b>{`${answer.head}.${cost}`}</b> {answer.detail && <span class="detail">{`${answer.detail[0].toUpperCase()}${answer.detail.slice(1)}.`}</span>}</p>
+      {guide && <div class="advice"><Markdown text={`**First:** ${firstAdvice(guide)}`} /></div>}
       <p class="links">
         {guide && <button class="link" aria-expanded={shown === first.cause} onClick={() => toggle(first.cause)}>what to do</button>}
         {first && overview.ranks.length > 1 && !isSpecial && data.value.maps.length > 0 && <a href={linkTo("ranks", { step: `${first.since_step}`, rank: `${first.rank}` })}>the evidence</a>}

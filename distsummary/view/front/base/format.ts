@@ -71,3 +71,7 @@ export function tickDistance(low: number, high: number, count: number, least = 0
   const power = 10 ** Math.floor(Math.log10(rough))
   return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough) ?? 10 * power
 }
+
+// The first thing that a cause's page says to do, in Markdown; "" if it has no such list.
+export const firstAdvice = (guide: string): string =>
+  /## What to do\n+1\. ([\s\S]*?)(?=\n\d+\. |\n\n|$)/.exec(guide)?.[1].replace(/\s+/g, " ") ?? ""

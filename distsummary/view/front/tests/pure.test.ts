@@ -2,7 +2,7 @@
 
 import { describe, expect, test } from "vitest"
 import { between, makeAxis } from "../base/axis"
-import { given, lasting, milliseconds, number, ranges, tickDistance, ticksSaid, withUnit } from "../base/format"
+import { firstAdvice, given, lasting, milliseconds, number, ranges, tickDistance, ticksSaid, withUnit } from "../base/format"
 import type { Band, Curve, Graph } from "../base/types"
 import { isSame, linesOf, nearest, smoothed, suitsLog, withoutOutliers } from "../charts/series"
 import { chosenTags, treeOf } from "../metrics/tree"
@@ -14,6 +14,10 @@ describe("texts", () => {
   })
   test("settings are as they were given", () => {
     expect([20260131, Math.fround(0.05), 1.5e-7, null].map(given)).toEqual(["20260131", "0.05", "1.5e-7", "-"])
+  })
+  test("the first advice of a cause's page is one line", () => {
+    expect(firstAdvice("# hang\n\n## What to do\n\n1. Start at `a.py`,\n   then look.\n2. End it.\n")).toBe("Start at `a.py`, then look.")
+    expect(firstAdvice("# odd\n")).toBe("")
   })
   test("times are in the unit that fits", () => {
     expect([0.3, 75, 311, 9000].map(lasting)).toEqual(["0.3 s", "75 s", "5 min 11 s", "2.5 h"])
