@@ -48,12 +48,20 @@ def warn(log: logging.Logger, text: str, *args: object) -> None:
 
 
 def run_each(parts: Parts, fail: Callable[[str, Exception], object]) -> None:
-    """Run all parts of an end, each with its name, whatever those before it raise; `fail` gets that."""
+    """Run all parts of an end, each with its name, whatever those before it raise; `fail` gets that.
+
+    What is no Exception, such as Ctrl-C, is raised when all have run.
+    """
+    stop: BaseException | None = None
     for what, part in parts:
         try:
             part()
         except Exception as error:
             fail(what, error)
+        except BaseException as error:
+            stop = stop or error
+    if stop is not None:
+        raise stop
 
 
 class Counts(Protocol):

@@ -87,7 +87,9 @@ def count(tensor: Tensor) -> Tensor:
     if _is_small(tensor.dtype):
         # As `format.histogram.distinct_edges`.
         small = edges.float().double()
-        has_widths = ((small.diff() > 0) | (torch.arange(MAX_BINS, device=edges.device) >= bins)).all()
+        has_widths = (
+            (small.diff() > 0) | (torch.arange(MAX_BINS, dtype=torch.int64, device=edges.device) >= bins)
+        ).all()
         edges = torch.where(has_widths, small, edges)
     counts = torch.zeros(MAX_BINS + 1, dtype=torch.int64, device=tensor.device)  # [-1]: outside all bins
     for chunk in _chunks(tensor):

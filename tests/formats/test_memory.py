@@ -16,7 +16,13 @@ from distsummary.format.frames import frame
 from distsummary.format.records import Event, Value
 from tests.programs import run_python
 from tests.unit.events.test_reader import TENSORBOARD
-from tests.unit.events.test_scalar_columns import foreign
+
+
+def foreign(count: int, tag: str) -> list[bytes]:
+    """Frames of scalars as another writer makes them: without an identity, steps from 0 on."""
+    events = [Event(step, 2.0 + step, [Value("scalar", tag, step / 4)]) for step in range(count)]
+    return [frame(encode_event(event, None, ("tensorboard",))[0]["tensorboard"] or b"") for event in events]
+
 
 READERS: dict[str, Callable[[str], Iterable[Any]]] = {
     "values": read_values,

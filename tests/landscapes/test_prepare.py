@@ -154,7 +154,7 @@ def test_only_what_a_pattern_names_moves(tmp_path: Path) -> None:
     assert 0 < grid.residuals[0] < 1
     assert grid.true_loss[0] == pytest.approx(loss_at(states[0]), rel=1e-6)
     assert grid.path_loss[0] != pytest.approx(grid.true_loss[0], rel=1e-3)  # d1 stays at the centre
-    with pytest.raises(InvalidValueError, match=r"'d3' matches no .*similar names are d1\.weight"):
+    with pytest.raises(InvalidValueError, match=r"'d3' matches no .*similar names are d2\.weight, d2\.bias"):
         draw(around=run, parameters="d3")
 
 

@@ -41,7 +41,12 @@ def test_the_edges_span_the_values_and_ascend(values):
 
 @given(hnp.arrays("float32", st.integers(0, 2000)))
 def test_float32_is_counted_alike_with_and_without_compatibility(values):
-    assert_equal(count_histogram(values), count_histogram(values, compatibility=AS_MINDSPORE))
+    ours, theirs = count_histogram(values), count_histogram(values, compatibility=AS_MINDSPORE)
+    # Where float32 has too few digits for MindSpore's bins, some of them have no width; none of ours has.
+    if (theirs.width > 0).all():
+        assert_equal(ours, theirs)
+    assert (ours.width > 0).all()
+    assert ours.counts.sum() == theirs.counts.sum()
 
 
 def by_the_book(values: np.ndarray, edge_dtype: str) -> Histogram:

@@ -416,7 +416,7 @@ def test_who_closes_does_not_wait_for_a_collector_that_starts_and_writes_everyth
     [
         (
             {"resources": {"nowhere": 1}},
-            "no collector is up after 0 s (is there memory and a process for it? see ray status)",
+            "no collector is up after 0 s: it needs neither a CPU nor a GPU of its own",
         ),
         (
             {"label_selector": {"ray.io/node-id": "0" * 56}},

@@ -280,7 +280,7 @@ class Phases:
             self._cost_s = 0.0
             self._is_weighed = len(self._costs_s) < FIRST_MEASURED
         newest = self._steps_ms[-EARLY:]
-        is_slower = self.every > 1 and statistics.median(newest) > SLOWER * self._chosen_ms
+        is_slower = self.every > 1 and 0 < SLOWER * self._chosen_ms < statistics.median(newest)
         if len(self._steps_ms) < self._next_choice and not (is_slower and len(newest) == EARLY):
             return
         measured = self._steps_ms[SKIPPED:] if len(self._steps_ms) >= self._next_choice else newest

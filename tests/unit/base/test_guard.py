@@ -258,3 +258,10 @@ def test_an_end_runs_all_its_parts() -> None:
     run_each([*parts, ("d", lambda: done.append("d"))], lambda what, error: failed.append(f"{what} {error}"))
     assert done == ["b", "d"]
     assert failed == ["a a", "c c"]
+
+
+def test_ctrl_c_in_an_end_is_raised_when_all_its_parts_have_run() -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_each([("a", raising(KeyboardInterrupt())), ("b", lambda: done.append("b"))], print)
+    assert done == ["b"]
