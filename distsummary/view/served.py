@@ -112,11 +112,11 @@ class Served:
 
     def _run(self, *names: str) -> "_Run":
         for name in names:
-            # A run that began after the last listing may be there by now.
+            # A run may have begun after the list that is kept.
             if name not in self._names:
                 # What is not there is refused at once: to list the runs may take long.
                 if name and (self.path / name).is_dir():
-                    self.runs()
+                    self._list()
                 if name not in self._names:
                     raise UnknownRunError(name)
         refuse_others(self.path / names[0], [self.path / name for name in names[1:]])

@@ -91,6 +91,14 @@ def test_a_run_that_was_removed_is_reported_and_another_of_its_name_is_read_agai
     assert contents(served.page("run"))["overview"]["steps"] == [1, 2]
 
 
+def test_a_run_that_begins_right_after_the_list_was_made_is_read(tmp_path):
+    record(tmp_path / "first")
+    served = Served(tmp_path, every_s=3600.0)
+    assert names(served) == ["first"]
+    record(tmp_path / "second")
+    assert contents(served.page("second"))["overview"]["steps"] == [1, 5]
+
+
 def test_only_runs_of_the_list_are_read(tmp_path):
     record(tmp_path / "shown/run")
     record(tmp_path / "other")
