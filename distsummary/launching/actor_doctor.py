@@ -17,9 +17,7 @@ from distsummary.base.cluster import check_reachable
 from distsummary.launching import host_facts
 from distsummary.launching.doctor import (
     ERROR,
-    NOTE,
     OK,
-    WARNING,
     WATCH_S,
     Check,
     Diagnosis,
@@ -55,7 +53,7 @@ def doctor_of_cluster(
         # Ray prints the death of a node, and stdout is the answer's.
         with redirect_stdout(sys.stderr), beacon_in(run_dir) as (directory, beacon):
             hosts, silent = _ask(directory, beacon, answer_s)
-        return Diagnosis([*_cluster(address, len(hosts)), *examine(hosts, silent)], hosts)
+        return Diagnosis([_reached(address, len(hosts)), *examine(hosts, silent)], hosts)
     finally:
         ray.shutdown()
 
@@ -74,25 +72,10 @@ def _refused(message: str, address: str) -> tuple[str, str]:
     return f"no connection to {address}: {reason[:300]}", "look at the log of the head node"
 
 
-def _cluster(address: str, nodes: int) -> Iterator[Check]:
+def _reached(address: str, nodes: int) -> Check:
     """How the cluster is reached, without any secret."""
-    mode = os.environ.get("RAY_AUTH_MODE", "token or disabled by Ray's default")
-    yield Check("cluster", OK, f"{address}, {nodes} nodes answer, authentication: {mode}")
-    dashboard = ray._private.worker.global_worker.node.address_info.get("webui_url") or ""
-    if dashboard.rsplit(":", 1)[0] in ("0.0.0.0", "::") and mode == "disabled":
-        yield Check(
-            "dashboard",
-            WARNING,
-            f"{dashboard} is open to everyone and needs no token",
-            "start Ray with --dashboard-host 127.0.0.1, or with tokens",
-        )
-    elif not dashboard:
-        yield Check(
-            "dashboard",
-            NOTE,
-            "none: `job.sh` and `ray job submit` need it",
-            "install ray[default] on the head",
-        )
+    mode = os.environ.get("RAY_AUTH_MODE", "Ray's default")
+    return Check("cluster", OK, f"{address}, {nodes} nodes answer, authentication: {mode}")
 
 
 def _ask(directory: str | None, beacon: str | None, answer_s: float) -> tuple[list[Facts], dict[str, str]]:

@@ -218,8 +218,10 @@ def _limit(
     if few:
         found = ", ".join(f"{shown(facts[key])} on {facts['host']}" for facts in few[:4])
         return Check(name, WARNING, f"{found} (at least {shown(low)} is asked)", remedy)
-    known = [facts[key] for facts in hosts if facts[key] is not None]
-    return Check(name, OK if known else NOTE, f"at least {shown(min(known))}" if known else "not known here")
+    values = [facts[key] for facts in hosts if facts[key] is not None]
+    return Check(
+        name, OK if values else NOTE, f"at least {shown(min(values))}" if values else "cannot be read here"
+    )
 
 
 def _clocks(hosts: Sequence[Facts]) -> Check:

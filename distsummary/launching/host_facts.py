@@ -73,7 +73,6 @@ def host_facts(
         "flight_recorder": os.environ.get(
             "TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
         ),
-        "auth_mode": os.environ.get("RAY_AUTH_MODE"),
         "directory": None if directory is None else directory_facts(directory, beacon, watch_s=watch_s),
     }
 

@@ -1,6 +1,6 @@
 """A laboratory of hosts that share nothing; each has its own network, /tmp, /home, /dev/shm, name, boot id.
 
-Hosts are namespaces of this machine, so that a cable can be cut and a host killed; it takes root.
+Hosts are namespaces of this machine, one of which can be killed; it takes root.
 """
 
 import contextlib
@@ -94,14 +94,6 @@ class Hosts:
         command = ["ray", "start", *role, here, "--num-cpus=2", "--object-store-memory=100000000", *options]
         done = self.run(number, *command, environment=environment)
         assert done.returncode == 0, done.stdout + done.stderr
-
-    def cut(self, number: int) -> None:
-        """Cut the cable of a host."""
-        _ip(f"-n {HUB} link set dsv{number} down")
-
-    def mend(self, number: int) -> None:
-        """Mend the cable of a host."""
-        _ip(f"-n {HUB} link set dsv{number} up")
 
     def kill(self, number: int) -> None:
         """End all processes of a host at once, as a power cut does."""

@@ -15,10 +15,8 @@ from distsummary.errors import InvalidValueError
 X = torch.ones(2, 4)
 
 
-class Scaled(nn.Module):
-    """Keeps a number in its extra state, as FP8 modules do, in one of several forms."""
-
-    form: Any = torch.tensor
+class Scaling(nn.Module):
+    """A linear layer whose factor grows with each pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,6 +25,12 @@ class Scaled(nn.Module):
     def forward(self, x):
         self.scale *= 1.5
         return self.l(x) * self.scale
+
+
+class Scaled(Scaling):
+    """Keeps a number in its extra state, as FP8 modules do, in one of several forms."""
+
+    form: Any = torch.tensor
 
     def get_extra_state(self):
         return type(self).form(self.scale)
@@ -59,16 +63,8 @@ class OfText(OfBytes):
         self.scale = float(state)
 
 
-class OwnSave(nn.Module):
+class OwnSave(Scaling):
     """Adds to its state_dict by the method that bitsandbytes and torch's quantised modules replace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.l, self.scale = nn.Linear(4, 1), 1.0
-
-    def forward(self, x):
-        self.scale *= 1.5
-        return self.l(x) * self.scale
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -25,7 +25,6 @@ def host(name: str) -> dict[str, Any]:
         "shared_memory": 8 * GIB,
         "gpus": {"driver": 1, "torch": 1, "cuda": "12.8", "nccl": "2.27.3"},
         "flight_recorder": None,
-        "auth_mode": "token",
         "ray_gpus": 1.0,
         "round_trip_ms": 0.4,
         "clock_ahead_s": 0.0,

@@ -14,7 +14,7 @@ const LEFT = 76, RIGHT = 10, BOTTOM = 22
 
 interface Cell { row: number; column: number }
 
-export function columnAt(map: RankMap, step: number): number {
+export function columnAt(map: { columns: number; first_steps: ArrayLike<number> }, step: number): number {
   let low = 0, high = map.columns - 1
   while (low < high) {
     const middle = (low + high + 1) >> 1

@@ -1,5 +1,6 @@
 // Heat maps: rows by steps, drawn for the norms and the histograms of parameters.
 
+import { columnAt } from "../charts/heat"
 import { canvas, css, h, number, tickDistance, whole } from "./dom.js"
 
 const LEFT = 64, RIGHT = 12, TOP = 8, BOTTOM = 26
@@ -75,16 +76,6 @@ export function legend(one, unit = "") {
 }
 
 const spanOf = (one) => Math.max(1, one.last_step + 1 - one.first_steps[0])
-
-function columnAt(one, step) {
-  let low = 0, high = one.columns - 1
-  while (low < high) {
-    const middle = (low + high + 1) >> 1
-    if (one.first_steps[middle] <= step) low = middle
-    else high = middle - 1
-  }
-  return low
-}
 
 function cellAt(one, x, y, width, height, left) {
   const part = (x - left) / (width - left - RIGHT)
