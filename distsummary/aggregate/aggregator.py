@@ -209,11 +209,13 @@ class Aggregator:
                     if self._asked == self._answered:
                         self._changed.wait(self._round_s)
         except Exception as error:
-            # The files of the ranks can still be merged later.
             base = self._run_dir.base
-            reason = f"the aggregator failed: {error_line(error)}"
-            self._error = f"{base}: {reason}; run: distsummary merge {quoted(base)}"
-            warn(logger, "%s", self._error)
+            # If the run dir was removed, also in the midst of a round, nothing is left to merge.
+            if not is_gone(base):
+                # The files of the ranks can still be merged later.
+                reason = f"the aggregator failed: {error_line(error)}"
+                self._error = f"{base}: {reason}; run: distsummary merge {quoted(base)}"
+                warn(logger, "%s", self._error)
         finally:
             # Whoever waits is released first, whatever the steps of the end raise.
             with self._changed:

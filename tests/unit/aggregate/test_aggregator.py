@@ -472,15 +472,16 @@ def test_an_aggregator_that_fails_releases_whoever_waits(
         def abandon(self) -> None:
             raise OSError(5, "Input/output error")
 
-    def failing(self: Aggregator) -> None:
-        raise RuntimeError("a fault")
-
     join(life)
-    aggregator = life.start()
     live = LiveMerge(life.run_dir, role="train", attempt=0, world_size=2)
     live.__class__ = Unclosable
-    aggregator._live = live
+
+    def failing(self: Aggregator) -> None:
+        self._live = live
+        raise RuntimeError("a fault")
+
     monkeypatch.setattr(Aggregator, "_look", failing)
+    aggregator = life.start()
     with pytest.raises(RunDirError, match="failed: RuntimeError: a fault; run: distsummary merge"):
         aggregator.settle("launch-1")
     # The steps of the end that come after the one that failed are done, too.
