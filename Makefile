@@ -106,7 +106,7 @@ zoo: .venv/.dev
 	$(BIN)/python -m benchmarks.zoo $(ZOO)
 
 # The cost of recording next to the peers, and of reading: python -m benchmarks.record --help
-BENCH ?= --peers ours,ours_by_name,ours_run,ours_frozen,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
+BENCH ?= --peers ours,ours_by_name,ours_run,torch,tensorboardX,mindspore,raw --interpreter mindspore=$(MINDSPORE)/python --table
 bench: .venv/.bench $(MINDSPORE)/.done
 	$(BIN)/python -m benchmarks.record $(BENCH)
 	$(BIN)/python -m benchmarks.read --table
@@ -118,8 +118,8 @@ bench-overhead: .venv/.bench
 
 # The cost of a landscape's point next to the peers: python -m benchmarks.landscape --help
 LANDSCAPE ?= --table
-LANDSCAPE_PEERS := --peers ours,naive,losscape,mindspore
-bench-landscape: .venv/.bench $(MINDSPORE)/.done $(PEERS)/.done
+LANDSCAPE_PEERS := --peers ours,naive,losscape
+bench-landscape: .venv/.bench $(PEERS)/.done
 	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 1 --workers 1,2 $(LANDSCAPE)
 	$(BIN)/python -m benchmarks.landscape $(LANDSCAPE_PEERS) --threads 2 --workers 1 $(LANDSCAPE)
 

@@ -1,13 +1,11 @@
 """Counts the structure of the code: python -m benchmarks.house [--check]
 
 Lines, rooms (the folders of the package), arrows between them (a room imports from another one), floors (the
-longest chain of such arrows), class and module names that occur twice, classes of many attributes, comments
-of a whole line, and what the tests replace by monkeypatch. Then the lines of each room next to its budget,
-which is in budget.toml; `--check` prints the rooms above theirs alone, and fails if there are any.
+longest chain of such arrows). Then the lines of each room next to its budget, which is in budget.toml;
+`--check` prints the rooms above theirs alone, and fails if there are any.
 """
 
 import ast
-import re
 import sys
 import tomllib
 from collections import Counter
@@ -18,7 +16,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "distsummary"
 BUDGET = Path(__file__).with_name("budget.toml")
-MANY = 15  # attributes of a class
 
 
 def sources(folder: Path) -> Iterator[Path]:
@@ -57,14 +54,6 @@ def floors(pairs: set[tuple[str, str]]) -> int:
     return max(below(room) for room, _ in pairs)
 
 
-def attributes(node: ast.ClassDef) -> int:
-    """How many attributes the methods of a class set on `self`."""
-    targets = (
-        one for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
-    )
-    return len({one.attr for one in targets if isinstance(one.value, ast.Name) and one.value.id == "self"})
-
-
 def lines_of_rooms() -> dict[str, int]:
     """Lines of Python by room: each folder of the package, "modules" (loose in it), tests, benchmarks."""
     found: Counter[str] = Counter()
@@ -97,43 +86,23 @@ def main() -> None:
     if sys.argv[1:] == ["--check"]:
         check()
         return
-    texts = {path: path.read_text() for path in sources(PACKAGE)}
-    tests = [path.read_text() for path in sources(ROOT / "tests")]
-    lines = [line for text in texts.values() for line in text.splitlines()]
-    classes = [
-        node
-        for text in texts.values()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef)
-    ]
-    public = Counter(node.name for node in classes if not node.name.startswith("_"))
-    modules = Counter(path.stem for path in texts if path.stem != "__init__")
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    patched = re.compile(r"monkeypatch\.(?:setattr|setitem|delattr)")
-    pairs = arrows()
+    pairs, lines = arrows(), lines_of_rooms()
     counts = {
-        "lines of source": len(lines),
-        "lines of tests": sum(text.count("\n") for text in tests),
+        "lines of source": sum(lines.values()) - lines["tests"] - lines["benchmarks"],
         "modules loose in the package": len([*PACKAGE.glob("*.py")]),
-        "rooms": len({path.parent for path in texts if path.parent.parent == PACKAGE}),
+        "rooms": len(lines) - len(("modules", "tests", "benchmarks")),
         "layers of the contract": len(contracts[0]["layers"]),
         "floors": floors(pairs),
         "arrows between rooms": len(pairs),
-        "class names that occur twice": sum(count > 1 for count in public.values()),
-        "module names that occur twice": sum(count > 1 for count in modules.values()),
-        f"classes of more than {MANY} attributes": sum(attributes(node) > MANY for node in classes),
-        "comments of a whole line, % of the lines": round(
-            100 * sum(line.lstrip().startswith("#") for line in lines) / len(lines), 2
-        ),
-        "monkeypatches in tests": sum(len(patched.findall(text)) for text in tests),
     }
     width = max(map(len, counts))
     for name, count in counts.items():
         print(f"{name:{width}}  {count:>8,}")
     budget = tomllib.loads(BUDGET.read_text())["lines"]
     print(f"\n{'lines of a room':{width}}  {'':>8}    budget")
-    for room, lines in sorted(lines_of_rooms().items()):
-        print(f"{room:{width}}  {lines:>8,}  {budget.get(room, 0):>8,}")
+    for room, count in sorted(lines.items()):
+        print(f"{room:{width}}  {count:>8,}  {budget.get(room, 0):>8,}")
 
 
 if __name__ == "__main__":

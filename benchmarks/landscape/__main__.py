@@ -6,7 +6,7 @@ Prints one JSON line for each (task, peer, threads, workers): {"task", "peer", "
 
 - cpu_ms_per_point: CPU time of the peer's processes, all threads. points_per_s: by the wall clock, all
   workers.
-- max_rel_err: against a float64 loop, at 5 x 5 points (of peers that walk: at the weights they reached).
+- max_rel_err: against a float64 loop, at 5 x 5 points.
 - limit_fraction: FLOP of the unmodified forward (torch's counter) x points / CPU second, as a fraction of the
   sgemm peak measured in the same round. More than 1: work was saved, or convolutions beat the probe.
 - prepare_s: CPU seconds before the first point, ours with planning.
@@ -35,7 +35,6 @@ from benchmarks.landscape.tasks import (
     TASKS,
     Problem,
     exact_losses,
-    exact_losses_of,
     flops_per_point,
     write_task,
 )
@@ -50,10 +49,7 @@ ENVIRONMENT = {
 
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENTS = {  # of the peers, where the Makefile puts them
-    "losscape": ".venv-peers",
-    "mindspore": ".venv-mindspore",
-}
+ENVIRONMENTS = {"losscape": ".venv-peers"}  # of the peers, where the Makefile puts them
 
 
 class Process:
@@ -145,10 +141,7 @@ def relative_error(problem: Problem, checked: Path) -> float:
     """The largest error of the losses in the file, relative to the float64 loop."""
     with np.load(checked) as saved:
         losses = saved["losses"]
-        if "weights" in saved:
-            exact = exact_losses_of(problem, saved["weights"])
-        else:
-            exact = exact_losses(problem, [tuple(point) for point in saved["points"]])
+        exact = exact_losses(problem, [tuple(point) for point in saved["points"]])
     return float(np.max(np.abs(losses - exact) / np.abs(exact)))
 
 

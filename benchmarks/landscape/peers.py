@@ -96,64 +96,6 @@ class Losscape(Plain):
         return float(self.compute_loss(self.model, [self.batch], None, None, 1))
 
 
-class Own:
-    """A peer that makes its own steps in weight space: what it evaluates is read off the model."""
-
-    engine = ""
-
-    def __init__(self, path: str) -> None:
-        from tasks import Problem
-
-        self.problem = Problem(path)
-        self.model, self.batch = self.problem.torch_parts()
-        self.axes = self.problem.torch_axes()
-        self.seen: list[np.ndarray] | None = None
-        self.losses: list[float] = []
-
-    def loss(self, model: Any, *_: Any) -> float:
-        """The loss of the model as it is now."""
-        import torch
-
-        with torch.no_grad():
-            loss = torch.nn.functional.cross_entropy(model(self.batch[0]), self.batch[1]).item()
-        if self.seen is not None:
-            self.seen.append(np.concatenate([p.detach().numpy().reshape(-1) for p in model.parameters()]))
-            self.losses.append(loss)
-        return float(loss)
-
-    def grid(self, steps: int) -> None:
-        """Evaluate steps x steps points."""
-        raise NotImplementedError
-
-    def run(self, rows: int, columns: int) -> np.ndarray:
-        """As many points, in a square."""
-        steps = max(2, round((rows * columns) ** 0.5))
-        self.grid(steps)
-        return np.empty((steps, steps))
-
-    def check(self) -> dict[str, np.ndarray]:
-        """Losses, and the weights they were evaluated with."""
-        self.seen = []
-        self.grid(CHECKED)
-        found = {"losses": np.array(self.losses), "weights": np.array(self.seen)}
-        self.seen, self.losses = None, []
-        return found
-
-
-class Float64(Naive):
-    """The reference itself."""
-
-    engine = "float64"
-
-    def prepare(self) -> None:
-        """The same in double precision."""
-        import torch
-
-        self.model, self.batch = self.problem.torch_parts(torch.float64)
-        self.axes = self.problem.torch_axes(torch.float64)
-        super().prepare()
-
-
 class Ours:
     """distsummary: the engine that the planner chooses, or the one named in `ours:ENGINE+xCHUNK+OPTION`."""
 
@@ -201,19 +143,10 @@ def named_choice(text: str) -> Any:
     return EngineChoice(engine=name, chunk=chunk, options=options)
 
 
-def open_mindspore(path: str) -> Own:
-    """MindSpore's own landscape; its interpreter has no torch."""
-    from mindspore_peer import MindSpore
-
-    return MindSpore(path)
-
-
 PEERS: dict[str, Callable[[str], Any]] = {
     "ours": Ours,
     "naive": Naive,
-    "float64": Float64,
     "losscape": Losscape,
-    "mindspore": open_mindspore,
 }
 
 
@@ -280,10 +213,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a peer prints goes to stderr
     name, threads = sys.argv[1], int(sys.argv[2])
-    if name != "mindspore":
-        import torch
+    import torch
 
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
 
     def answer(found: dict[str, Any]) -> None:
         print(json.dumps(found), file=answers, flush=True)

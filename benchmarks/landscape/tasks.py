@@ -161,21 +161,6 @@ def exact_losses(problem: Problem, points: list[tuple[float, float]]) -> np.ndar
         ])  # fmt: skip
 
 
-def exact_losses_of(problem: Problem, weights: np.ndarray) -> np.ndarray:
-    """The float64 loop: losses of whole parameter vectors, (points, D)."""
-    model, batch = problem.torch_parts(torch.float64)
-    shapes = [p.shape for p in model.parameters()]
-    sizes = [p.numel() for p in model.parameters()]
-    with torch.no_grad():
-        return np.array([
-            _loss_at(model, batch, [
-                part.reshape(shape)
-                for part, shape in zip(torch.tensor(row).double().split(sizes), shapes, strict=True)
-            ])
-            for row in weights
-        ])  # fmt: skip
-
-
 def _loss_at(model: nn.Module, batch: tuple[Any, Any], values: list[torch.Tensor]) -> float:
     for parameter, value in zip(model.parameters(), values, strict=True):
         parameter.copy_(value)

@@ -165,41 +165,6 @@ class OursRun:
             raise RuntimeError(f"not everything was recorded: {health}")
 
 
-class OursFrozen(Ours):
-    """The same, given arrays that no one can write to: they are not copied."""
-
-    def _add(self, plugin: str, step: int, data: np.ndarray) -> None:
-        data.flags.writeable = False
-        super()._add(plugin, step, data)
-
-
-class OursSync(Ours):
-    """`RankWriter` called directly, one batch a step: no thread and no copy."""
-
-    def open(self, directory: str) -> None:
-        """Begin a run in an empty directory."""
-        from distsummary.events.spec import WriterSpec
-        from distsummary.events.writer import RankWriter
-
-        self.record = RankWriter(WriterSpec(directory=directory))
-        self.seq = 0
-
-    def scalars(self, step: int, values: dict[str, float]) -> None:
-        """All scalars of a step."""
-        self._write(step, [("scalar", tag, number) for tag, number in values.items()])
-
-    def _add(self, plugin: str, step: int, data: np.ndarray) -> None:
-        self._write(step, [(plugin, plugin, data)])
-
-    def _write(self, step: int, values: list[tuple[str, str, Any]]) -> None:
-        from distsummary.format.records import Batch, Event, Value
-
-        self.seq += 1
-        event = Event(step, time.time(), [Value(*value) for value in values])
-        writer = self.record
-        writer.write(Batch(run_id=writer.spec.run_id, attempt=0, rank=0, first_seq=self.seq, events=[event]))
-
-
 class Torch:
     """torch.utils.tensorboard.SummaryWriter."""
 
@@ -323,8 +288,6 @@ PEERS: dict[str, type] = {
     "ours": Ours,
     "ours_by_name": OursByName,
     "ours_run": OursRun,
-    "ours_frozen": OursFrozen,
-    "ours_sync": OursSync,
     "torch": Torch,
     "tensorboardX": TensorboardX,
     "mindspore": MindSpore,
