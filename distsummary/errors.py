@@ -29,8 +29,22 @@ A message names the field, the value, the allowed range and the remedy. Exceptio
 package are defined where they are raised; their docstrings begin with "Internal:".
 """
 
+import errno
 from collections.abc import Mapping
 from typing import Any
+
+_DISK = "see what the system says of the disk (dmesg), then try again"
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of the quota",
+    errno.EFBIG: "raise the limit of the file size (ulimit -f)",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EROFS: "make the file system writable",
+    errno.EACCES: "fix the permissions",
+    errno.EPERM: "fix the permissions",
+    errno.ENOENT: "its directory is gone: make it again",
+    errno.ENAMETOOLONG: "choose a shorter path",
+} | dict.fromkeys((errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENOTCONN, errno.ETIMEDOUT), _DISK)
 
 
 class DistSummaryError(Exception):
@@ -141,3 +155,13 @@ class LandscapeCancelled(KeyboardInterrupt):
     def __str__(self) -> str:
         parts = [f"{name}: {g.computed.sum()} of {g.computed.size} points" for name, g in self.grids.items()]
         return f"the landscape was interrupted ({', '.join(parts)})"
+
+
+def remedy_of(error: BaseException) -> str:
+    """What to do about an error of the operating system; empty if there is no better advice than its text."""
+    return _REMEDIES.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+
+
+def reason(error: OSError) -> str:
+    """The text of the operating system for an error, and what to do about it."""
+    return f"{error.strerror or error}; {remedy_of(error) or 'mend that'}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from distsummary.aggregate.merge_lineage import Conflict
 from distsummary.base.publish import TEMPORARY, rights_in, sync, temporary_name
-from distsummary.errors import RunDirError
+from distsummary.errors import RunDirError, reason
 from distsummary.events.files import Files
 from distsummary.events.index import index_closed
 from distsummary.events.reader import Damage, read_file
@@ -98,9 +98,7 @@ class StagedWriter:
         try:
             self._staging.mkdir(rights_in(self._directory))
         except OSError as error:
-            raise RunDirError(
-                f"{self._directory} cannot be written: {error.strerror}; fix its permissions"
-            ) from error
+            raise RunDirError(f"{self._directory} cannot be written: {reason(error)}") from error
 
     def write(self, batch: Batch) -> None:
         """Append the events of a batch; what cannot be written goes to `refused`. Raises OSError."""

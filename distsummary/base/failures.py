@@ -1,6 +1,5 @@
 """Keeps failures of the recording from stopping the training: counts them, logs each once, bounds waits."""
 
-import errno
 import logging
 import math
 import os
@@ -17,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from distsummary.base.guard import Guard, warn
 from distsummary.base.health import Health
-from distsummary.errors import WriteError
+from distsummary.errors import WriteError, remedy_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,19 +26,13 @@ LOOK_S = 0.25  # how often a wait looks for progress
 WINDOW_S = 10.0  # in which it is added up how long a loop waits
 MAX_REASONS = 1000  # reasons may name tags and steps, and memory has to stay bounded
 NONE: Mapping[str, int] = MappingProxyType({})
-_REMEDIES = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some of the quota",
-    errno.EFBIG: "raise the limit of the file size (ulimit -f)",
-    errno.EROFS: "make the file system writable",
-}
 _awaited: dict[int, threading.Thread] = {}  # the id of a thread -> the thread that it waits for
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def error_line(error: Exception) -> str:
-    """An error as the reason of a failure, with the remedy if the disk takes no more."""
-    remedy = _REMEDIES.get(error.errno) if isinstance(error, OSError) and error.errno else None
+    """An error as the reason of a failure, with the remedy if it is the operating system's."""
+    remedy = remedy_of(error)
     return one_line(f"{type(error).__name__}: {error}") + (f"; {remedy}" if remedy else "")
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distsummary.base.processes import is_alive, own_process
-from distsummary.errors import NotADirectoryPathError, RunDirError
+from distsummary.errors import NotADirectoryPathError, RunDirError, reason
 
 TEMPORARY = ".tmp-"  # prefix of the names of temporary files
 STALE_S = 7 * 86400.0  # a temporary file of another machine counts as abandoned after this time
@@ -47,7 +47,7 @@ def ensure_directory(path: Path) -> None:
         ) from error
     except OSError as error:
         raise RunDirError(
-            f"the directory {path} cannot be made: {error.strerror}; choose another path"
+            f"the directory {path} cannot be made: {reason(error)}, or choose another path"
         ) from error
 
 
@@ -154,10 +154,7 @@ def replacing(path: Path, *, is_durable: bool = True, is_private: bool = False) 
         if is_durable:
             sync(path.parent)
     except OSError as error:
-        raise RunDirError(
-            f"{path} cannot be written: {error.strerror or error}; "
-            "free space or fix the directory's permissions"
-        ) from error
+        raise RunDirError(f"{path} cannot be written: {reason(error)}") from error
     finally:
         # What cannot be removed now is removed later by `remove_leftovers`.
         with suppress(OSError):

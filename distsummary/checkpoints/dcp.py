@@ -27,7 +27,7 @@ from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.safetensors import open_safetensors
 from distsummary.checkpoints.shard_file import ShardHeader, first_name, sibling_name, write_shards
 from distsummary.checkpoints.sharded import ShardedState, open_shards
-from distsummary.errors import MissingFileError, RunDirError
+from distsummary.errors import MissingFileError, RunDirError, reason
 
 SUFFIX = ".dcp"
 STEM = "model"  # of the files in the directory
@@ -162,9 +162,7 @@ def _publish(temporary: Path, path: Path) -> None:
         temporary.rename(path)
         sync(path.parent)
     except OSError as error:
-        raise RunDirError(
-            f"{path} cannot be made: {error.strerror or error}; free space or fix the directory's permissions"
-        ) from error
+        raise RunDirError(f"{path} cannot be made: {reason(error)}") from error
 
 
 def _await_ranks(temporary: Path, path: Path, ranks: int, wait_s: float) -> list[int]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from distsummary.base.publish import ensure_directory, publish
 from distsummary.cli.fsck import fsck
-from distsummary.errors import MissingFileError, RunDirError
+from distsummary.errors import MissingFileError, RunDirError, reason
 from distsummary.events.segment import is_live
 from distsummary.events.segments import all_event_files
 from distsummary.rundir.numbered import NOTE, read_note
@@ -93,7 +93,7 @@ def adopt(prefix: str | os.PathLike[str]) -> Adopted:
             os.rename(source, target)
         except OSError as error:
             raise RunDirError(
-                f"{source} cannot be moved to {target}: {error.strerror}; fix the permissions, then repeat it"
+                f"{source} cannot be moved to {target}: {reason(error)}; then repeat it"
             ) from error
     for target, note in noted.items():
         _renumber(target, note)

@@ -22,7 +22,7 @@ KINDS = {
     # the bytes of a file
     "damaged": Kind(ERROR, "readers skip it; restore the file from a copy if there is one"),
     "torn": Kind(ERROR, REPAIR, True),
-    "unreadable": Kind(ERROR, "fix its permissions"),
+    "unreadable": Kind(ERROR, "then check again"),
     "empty": Kind(WARNING, "remove the file: nothing was written to it"),
     "live": Kind(NOTE, "check again when its writer has ended"),
     "temporary": Kind(

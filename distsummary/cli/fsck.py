@@ -10,7 +10,7 @@ from distsummary.base.terminal import doing
 from distsummary.cli.findings import Finding, finding
 from distsummary.cli.fsck_files import DirectoryFacts, check_files
 from distsummary.cli.fsck_manifest import check_manifest, repair_manifest
-from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError
+from distsummary.errors import MissingFileError, NotADirectoryPathError, RunDirError, reason
 from distsummary.events.files import Files
 from distsummary.events.segment import cut_torn_tail
 from distsummary.events.segments import all_event_files
@@ -118,11 +118,11 @@ def _check(base: Path) -> _Tree:
 
     def unreadable(error: OSError) -> None:
         if error.filename == str(base):
-            raise RunDirError(f"{base} cannot be read: {error.strerror}; fix its permissions") from error
+            raise RunDirError(f"{base} cannot be read: {reason(error)}") from error
         # A live writer has removed the directory meanwhile.
         if isinstance(error, FileNotFoundError):
             return
-        text = f"it cannot be read: {error.strerror}"
+        text = f"it cannot be read: {reason(error)}"
         tree.findings.append(finding(Path(error.filename), "unreadable", text))
 
     for count, (root, names, _) in enumerate(os.walk(base, onerror=unreadable), 1):
@@ -157,6 +157,4 @@ def _cut(path: Path, files: Files) -> None:
     try:
         cut_torn_tail(path, files)
     except OSError as error:
-        raise RunDirError(
-            f"the torn tail of {path} cannot be cut: {error.strerror}; fix its permissions"
-        ) from error
+        raise RunDirError(f"the torn tail of {path} cannot be cut: {reason(error)}") from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distsummary.cli.findings import Finding, finding
-from distsummary.errors import DamagedFileError
+from distsummary.errors import DamagedFileError, reason
 from distsummary.events.reader import decode_frame
 from distsummary.events.segment import is_live
 from distsummary.events.segments import dialect_of
@@ -43,7 +43,7 @@ def _limited(path: Path, found: Iterator[Finding]) -> Iterator[Finding]:
             if counts[one.kind] <= MAX_FINDINGS:
                 yield one
     except OSError as error:
-        yield finding(path, "unreadable", f"it cannot be read: {error.strerror or error}")
+        yield finding(path, "unreadable", f"it cannot be read: {reason(error)}")
     for kind, count in counts.items():
         if count > MAX_FINDINGS:
             yield finding(path, kind, f"{count - MAX_FINDINGS} more of this kind in the file")

@@ -11,7 +11,7 @@ from distsummary.base.publish import publish
 from distsummary.cli.findings import Finding, finding
 from distsummary.cli.fsck_files import DirectoryFacts
 from distsummary.diagnosis.alerts import read_reports
-from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.errors import DistSummaryError, RunDirError, reason
 from distsummary.rundir.attempts import decides
 from distsummary.rundir.rank_facts import COMMAND, FACTS, problem_of
 from distsummary.rundir.rank_manifest import RANK_MANIFEST, encoded, new_entry, read_entries, read_ranks
@@ -88,9 +88,7 @@ def repair_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> 
         set_aside(run.manifest_path, keep=_is_readable(run))
         by_attempt = _of_ranks(run)
     except OSError as error:
-        raise RunDirError(
-            f"{error.filename} cannot be backed up: {error.strerror}; fix the permissions of {run.base}"
-        ) from error
+        raise RunDirError(f"{error.filename} cannot be backed up: {reason(error)}") from error
     # The manifests of the ranks say more than the event files, which only add what is missing there.
     for one in in_files:
         ranks = by_attempt.setdefault((one.role, one.number), {})

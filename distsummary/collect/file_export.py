@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distsummary.base.publish import ensure_directory, replacing, rights_in
 from distsummary.collect.background import Background
 from distsummary.collect.values.checked_values import OnlyExported
-from distsummary.errors import RunDirError
+from distsummary.errors import RunDirError, reason
 from distsummary.events.writer import EventWriter
 from distsummary.format.records import Event, Value
 from distsummary.rundir.run_dir import export_dir
@@ -54,9 +54,7 @@ class Exports:
             except FileExistsError:
                 stamp += 1
             except OSError as error:
-                raise RunDirError(
-                    f"the directory {path} cannot be made: {error.strerror}; free space or fix permissions"
-                ) from error
+                raise RunDirError(f"the directory {path} cannot be made: {reason(error)}") from error
             else:
                 self._exported = path
         export_npy(self._exported, value.tag, step, np.asarray(value.data.result()))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsummary.errors import DamagedFileError, MissingFileError
+from distsummary.errors import DamagedFileError, MissingFileError, reason
 from distsummary.events.contents import Array, FileContents, Progression, joined, scan
 from distsummary.events.deduplicate import Seen
 from distsummary.events.index import (
@@ -203,7 +203,7 @@ class Recorded:
                 del self._files[path]
                 self._has_changed = True
             except OSError as error:
-                self._unreadable.append(Damage(path, 0, f"it cannot be read: {error.strerror}"))
+                self._unreadable.append(Damage(path, 0, f"it cannot be read: {reason(error)}"))
 
     def _once(self) -> Iterator[tuple[_File, FileContents, Array | None]]:
         seen = Seen()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distsummary.base.publish import temporary_name
-from distsummary.errors import RunDirError
+from distsummary.errors import RunDirError, reason
 from distsummary.events.files import MAX_BYTES, MAX_PARTS, Files
 from distsummary.events.segments import SegmentName, all_event_files, next_stamp, source_of
 from distsummary.format.frames import Framed, Part, begins_frame, joined, whole_length
@@ -241,7 +241,7 @@ def open_segments(
         except OSError as error:
             discard(opened)
             raise RunDirError(
-                f"no event file can be made in {directory}: {error.strerror}; fix that or choose another path"
+                f"no event file can be made in {directory}: {reason(error)}, or choose another path"
             ) from error
     raise RunDirError(
         f"{_MAX_CLASHES} stamps from {stamp} on are taken in {directory}; remove files of other writers"

@@ -9,7 +9,7 @@ from typing import Protocol
 from distsummary.base.failures import Failures, error_line
 from distsummary.base.health import Health
 from distsummary.base.publish import publish
-from distsummary.errors import ClosedError, RunDirError
+from distsummary.errors import ClosedError, RunDirError, reason
 from distsummary.events.event_files import EventFiles
 from distsummary.events.files import Files
 from distsummary.events.reader import read_lineage
@@ -273,11 +273,8 @@ class RankWriter:
         except RunDirError as error:
             # Each reason is logged once, so it must not contain `path`, whose stamp changes at each try.
             cause = error.__cause__
-            reason = cause.strerror if isinstance(cause, OSError) else cause
-            raise RunDirError(
-                f"the lineage in {self.directory} cannot be written: {reason}; free some space or fix the "
-                "permissions of the directory"
-            ) from cause
+            why = reason(cause) if isinstance(cause, OSError) else cause
+            raise RunDirError(f"the lineage in {self.directory} cannot be written: {why}") from cause
         # The new file is durable, so the older ones may be removed.
         for path in older:
             path.unlink(missing_ok=True)

@@ -10,7 +10,13 @@ from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.processes import in_ray
 from distsummary.checkpoints.landscape_spec import check_collect_landscape
 from distsummary.checkpoints.trajectory import Trajectory, read
-from distsummary.errors import InvalidTypeError, InvalidValueError, NotADirectoryPathError, RunDirError
+from distsummary.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    NotADirectoryPathError,
+    RunDirError,
+    reason,
+)
 from distsummary.landscapes.engines.engine import MODES
 from distsummary.landscapes.generator import landscape
 from distsummary.landscapes.model.data import check_batches, mindspore_batches
@@ -136,8 +142,7 @@ class SummaryLandscape:
             return
         except OSError as error:
             raise RunDirError(
-                f"{self._run_dir.ckpt_dir} cannot be removed: {error.strerror or error}; "
-                "fix its permissions or remove it by hand"
+                f"{self._run_dir.ckpt_dir} cannot be removed: {reason(error)}, or remove it by hand"
             ) from error
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from distsummary.base.checked_json import MOST_BYTES, damaged, parse_json
 from distsummary.base.many_files import read_each
 from distsummary.base.publish import ensure_directory, replacing
-from distsummary.errors import DistSummaryError, InvalidValueError, RunDirError
+from distsummary.errors import DistSummaryError, InvalidValueError, RunDirError, reason
 from distsummary.rundir.deal import Heartbeat
 from distsummary.rundir.run_dir import RANK_MANIFEST as RANK_MANIFEST
 from distsummary.rundir.run_dir import Manifest, RunDir
@@ -189,7 +189,7 @@ def read_entries(directory: Path) -> RankEntries | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise RunDirError(f"{path} cannot be read: {error.strerror}; fix its permissions") from error
+        raise RunDirError(f"{path} cannot be read: {reason(error)}") from error
     found = parse_json(data, RankRecord, name=str(path), remedy=_REMEDY)
     if found["format"] != FORMAT:
         raise damaged(str(path), f"is not the manifest of a rank in format {FORMAT}", _REMEDY)

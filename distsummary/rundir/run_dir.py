@@ -24,6 +24,7 @@ from distsummary.errors import (
     InvalidValueError,
     MissingRunDirError,
     RunDirError,
+    reason,
 )
 from distsummary.rundir.run_records import MOST_RANKS, RunRecord
 
@@ -174,8 +175,7 @@ class RunDir:
                 probe.unlink(missing_ok=True)
         except OSError as error:
             raise RunDirError(
-                f"the run dir {self.base} cannot be written: {error.strerror}; free some space, "
-                "choose another directory or fix its permissions"
+                f"the run dir {self.base} cannot be written: {reason(error)}, or choose another directory"
             ) from error
         return self
 
@@ -199,7 +199,7 @@ class RunDir:
         except FileNotFoundError:
             return {"format": FORMAT, "run_id": "", "created": 0.0, "state": "unknown", "attempts": []}
         except OSError as error:
-            raise RunDirError(f"{path} cannot be read: {error.strerror}; fix its permissions") from error
+            raise RunDirError(f"{path} cannot be read: {reason(error)}") from error
         # The format comes first: a record of another version would be taken for a damaged one.
         if isinstance(manifest.get("attempts"), list) and manifest.get("format") != FORMAT:
             raise DamagedFileError(
@@ -265,9 +265,7 @@ class RunDir:
             # Some of these errors are OSErrors, too, which the next clause would report in other words.
             raise
         except OSError as error:
-            raise RunDirError(
-                f"{self.manifest_path} cannot be written: {error.strerror}; free space or fix permissions"
-            ) from error
+            raise RunDirError(f"{self.manifest_path} cannot be written: {reason(error)}") from error
 
     def lock(self, name: str) -> FileLock:
         """A lock file in the run dir; raises MissingRunDirError if that is gone."""
@@ -304,9 +302,7 @@ class RunDir:
                 f"the lock {path} was held for {timeout_s:g} s by another process; end it or try again later"
             ) from error
         except OSError as error:
-            raise RunDirError(
-                f"the lock {path} cannot be taken: {error.strerror}; free space or fix permissions"
-            ) from error
+            raise RunDirError(f"the lock {path} cannot be taken: {reason(error)}") from error
         try:
             yield
         finally:

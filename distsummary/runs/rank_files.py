@@ -11,7 +11,7 @@ import numpy as np
 from distsummary.base.checks import check_int, check_recorded, check_type
 from distsummary.base.columns import as_ranges
 from distsummary.base.terminal import doing
-from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError
+from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, reason
 from distsummary.events.deduplicate import ends_of_attempts
 from distsummary.events.index import DamagedIndexError
 from distsummary.events.recorded import EventPlace, Recorded
@@ -166,7 +166,7 @@ def ends(recorded: Iterable[Recorded]) -> dict[int, float]:
 def said(error: Exception) -> str:
     """In one line why something cannot be read."""
     if isinstance(error, OSError) and not isinstance(error, DistSummaryError) and error.filename:
-        return f"{error.filename} cannot be read: {error.strerror}"
+        return f"{error.filename} cannot be read: {reason(error)}"
     return str(error)
 
 

@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from distsummary.base.checks import check_int
 from distsummary.base.terminal import noted
-from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, RunDirError
+from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, RunDirError, reason
 from distsummary.view.report import built
 from distsummary.view.served import Response, Served, UnknownRunError
 
@@ -187,7 +187,7 @@ def token_in(file: str | os.PathLike[str] | None) -> str | None:
             f"there is no {os.fspath(file)}; write a token into it, or leave it out"
         ) from error
     except OSError as error:
-        raise RunDirError(f"the token file {os.fspath(file)} cannot be read: {error.strerror}") from error
+        raise RunDirError(f"the token file {os.fspath(file)} cannot be read: {reason(error)}") from error
 
 
 def _checked_token(token: str) -> str:

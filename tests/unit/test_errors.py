@@ -1,6 +1,8 @@
 """The error tree matches its drawing, is complete, and its errors survive pickling."""
 
+import errno
 import inspect
+import os
 import pickle
 import re
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import distsummary as ds
 from distsummary import errors
 from distsummary.base.extras import missing_extra
+from distsummary.base.publish import replacing
 
 CLASSES = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__
@@ -80,3 +83,25 @@ def test_a_missing_extra_keeps_the_name_of_the_module_through_pickling() -> None
 def test_every_error_is_caught_by_the_root(kind: type[Exception]) -> None:
     with pytest.raises(errors.DistSummaryError):
         raise kind("message")
+
+
+# What the system refuses has a remedy that fits its reason; what has none is said as it is.
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EACCES, "fix the permissions"),
+        (errno.EROFS, "make the file system writable"),
+        (errno.EIO, r"see what the system says of the disk \(dmesg\), then try again"),
+        (errno.ESTALE, r"see what the system says of the disk \(dmesg\), then try again"),
+        (errno.ENOENT, "its directory is gone: make it again"),
+        (errno.EXDEV, "mend that"),
+    ],
+)
+def test_the_remedy_fits_the_reason_of_the_system(tmp_path: Path, number: int, remedy: str) -> None:
+    why = re.escape(os.strerror(number))
+    with (
+        pytest.raises(ds.DistSummaryError, match=f"cannot be written: {why}; {remedy}$"),
+        replacing(tmp_path / "file"),
+    ):
+        raise OSError(number, os.strerror(number))

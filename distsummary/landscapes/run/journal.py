@@ -31,7 +31,7 @@ import numpy as np
 
 from distsummary.base.checked_json import parse_json
 from distsummary.base.publish import refuse_unlike_files, rights_in
-from distsummary.errors import DamagedFileError, LandscapeError, RunDirError
+from distsummary.errors import DamagedFileError, LandscapeError, RunDirError, reason
 from distsummary.events.segment import is_live
 from distsummary.format.frames import HEADER_BYTES, begins_frame, frame, read_frames, whole_length
 from distsummary.landscapes.directions.recipe import Array
@@ -130,7 +130,7 @@ class Journal:
             self._descriptor = os.open(self.path, _FLAGS, 0o666 & rights_in(self.path.parent))
         except OSError as error:
             raise RunDirError(
-                f"{self.path} cannot be opened: {error.strerror}; fix that, or write to another run_dir"
+                f"{self.path} cannot be opened: {reason(error)}, or write to another run_dir"
             ) from error
         for _ in range(LOCK_TRIES):
             try:
@@ -231,8 +231,8 @@ class Journal:
             # The journal must not end with a part of a frame, after which more would be appended.
             os.ftruncate(self._descriptor, end)
             raise RunDirError(
-                f"{self.path} cannot be written: {error.strerror or error}; free disk space or fix the "
-                f"cause; the same call then continues from the {sum(map(len, self.results))} finished points"
+                f"{self.path} cannot be written: {reason(error)}; "
+                f"the same call then continues from the {sum(map(len, self.results))} finished points"
             ) from error
 
     def remove(self) -> None:
