@@ -254,7 +254,7 @@ class CollectorCallback(Callback):
         topology = known or self._place_of(step_of(run_context).topology or topologies.detect())
         network = params.get("network")
         # A mesh that was not given is read from the model's parameters.
-        if not topology.mesh and network is not None:
+        if topology.world_size > 1 and not topology.mesh and network is not None:
             mesh = self._failures.call("the mesh", framework_of(network).mesh, network)
             topology = replace(topology, mesh=mesh or {})
         if self._settings.record.private:

@@ -81,8 +81,8 @@ def check_specified(
     """The checked `collect_specified_data`, `histograms`, `gradients`, `graph` and `collect_landscape`.
 
     `keep_default_action`: add the defaults. They collect everything except whole parameters and, without
-    `compatibility.landscape`, a trajectory. Raises InvalidTypeError or InvalidValueError where MindSpore
-    raises TypeError or ValueError.
+    `compatibility.landscape`, a trajectory; with `compatibility.lineage`, there are no additions. Raises
+    InvalidTypeError or InvalidValueError where MindSpore raises TypeError or ValueError.
     """
     check_type("keep_default_action", keep_default_action, bool)
     check_type("collect_specified_data", value, dict, optional=True)
@@ -104,6 +104,7 @@ def check_specified(
         gradient=_check_choice("gradients", gradients, given, "gradient_regular"),
         tensor=_check_pattern("tensor_regular", given.get("tensor_regular")),
         landscape=trajectory,
+        additions=not compatibility.lineage,
     )
 
 

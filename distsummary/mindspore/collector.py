@@ -2,7 +2,6 @@
 
 import inspect
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,7 +11,6 @@ from distsummary.base.guard import Guard, guarded
 from distsummary.base.health import Health
 from distsummary.collect import summary_collector
 from distsummary.errors import DistSummaryError, InvalidValueError
-from distsummary.format.compatibility import AS_MINDSPORE
 from distsummary.mindspore.driven_run import DrivenRun
 from distsummary.mindspore.operators import CachedOperators, take_cache
 from distsummary.mindspore.theirs import (
@@ -28,15 +26,12 @@ from distsummary.training.evaluation import EvaluationRun
 
 
 class Collector(summary_collector.SummaryCollector):
-    """Collects a training in MindSpore's loop; with `mindspore_compat`, only what MindSpore's own does."""
+    """Collects a training in MindSpore's loop."""
 
     # `Model.train` returns once its rank's files are written; the end of the process awaits the merged run.
     _merges_at_exit = True
 
     def _reset(self) -> None:
-        if self._settings.compatibility == AS_MINDSPORE:
-            collected = replace(self._settings.collected, additions=False)
-            self._settings = replace(self._settings, collected=collected)
         super()._reset()
         self._schedule.add(CachedOperators(self._taps))
 
@@ -203,6 +198,9 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
             backbone = call("the backbone", backbone_of, train_network) or network
             watched = backbone if optimizer is None else optimizer
             more = {"train_network": train_network, "backbone": backbone, "watched": watched}
+            if not self._collector.has_additions:
+                # MindSpore's own: of ranks that only msrun makes, 1 and stand_alone.
+                more |= {name: params.get(name) for name in ("parallel_mode", "device_number")}
             run.context.original_args().update(more)
         return run
 
