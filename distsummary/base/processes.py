@@ -32,6 +32,14 @@ def ipython_shell(modules: Mapping[str, ModuleType] | None = None) -> Any:
     return get_ipython() if get_ipython else None
 
 
+def peak_memory_gib() -> float:
+    """The most memory that this process has held so far (resident set), in GiB."""
+    import resource
+
+    of_gib = 2**30 if sys.platform == "darwin" else 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / of_gib
+
+
 def is_alive(process: Mapping[str, Any]) -> bool | None:
     """Whether a process, given by the pid fields of a Topology, still runs; None if that cannot be known."""
     space = str(process.get("pid_space") or "")

@@ -16,7 +16,7 @@ from distsummary.base.failures import Failures, one_line
 from distsummary.base.guard import guarded
 from distsummary.base.health import Health, absences
 from distsummary.base.interrupts import is_interruption
-from distsummary.base.processes import age_s, is_alive
+from distsummary.base.processes import age_s, is_alive, peak_memory_gib
 from distsummary.base.redaction import redacted
 from distsummary.collect.background import Background
 from distsummary.collect.config import differing, listed
@@ -280,6 +280,7 @@ class Session:
             own_ms=own_ms,
             wait_ms=wait_ms,
             spent_ms=self._spent_ms(),
+            memory_gib=peak_memory_gib(),
         )
 
     def _spent_ms(self) -> dict[str, int]:

@@ -90,7 +90,8 @@ class Heartbeat(NamedTuple):
     training will have by its loader; None if unknown. `dropped`: how many values were dropped so far.
     `own_ms`, `wait_ms`: milliseconds a step that the rank worked by itself and that it waited for others, the
     means of the same steps as `step_s`; None if they are not measured. `spent_ms`: milliseconds of the
-    attempt so far that its loop spent on other things than steps, by SPENT.
+    attempt so far that its loop spent on other things than steps, by SPENT. `memory_gib`: the most memory
+    that the process held so far.
     """
 
     step: int = 0
@@ -101,6 +102,7 @@ class Heartbeat(NamedTuple):
     spent_ms: Mapping[str, int] = {}
     own_ms: float | None = None
     wait_ms: float | None = None
+    memory_gib: float = 0.0
 
 
 class Share(NamedTuple):

@@ -14,8 +14,9 @@ follows from the silence of an aggregator, from an evaluation next to the traini
 """
 
 import os
+import statistics
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ NO_END = "it recorded no end"
 TERMINATED = "Terminated: "  # the error of a rank that SIGTERM or SIGHUP ended
 GONE, SILENT = "its process is gone from", "its heartbeats stopped"  # why a rank is lost, if not reported
 REBUILT = "its state was made from event files, which do not say how its training ended"
+MORE, MORE_GIB = 1.5, 0.5  # a lost rank that held so much more memory than its peers may have run out of it
 STATES = ("failed", "interrupted", "running", "lost", "superseded", "unknown")  # of an attempt, first first
 
 
@@ -189,6 +191,8 @@ def _attempt(
     ]
     is_replaced = any(other["incarnation"] != entry["incarnation"] for other in later)
     deaths: Mapping[str, Any] = entry.get("deaths") or {}
+    beats = {rank: (one.entry(entry["attempt"]) or {}).get("heartbeat", {}) for rank, one in record.items()}
+    held = {rank: float(beat.get("memory_gib") or 0.0) for rank, beat in beats.items()}
     ranks, failures = [], []
     for rank, one in sorted(record.items()):
         found = one.entry(entry["attempt"])
@@ -201,6 +205,8 @@ def _attempt(
             )
         else:
             state = _rank(entry, found, one, death, is_replaced, now)
+            if state.state == "lost":
+                state = replace(state, reason=state.reason + _memory(held, rank))
         ranks.append(state)
         if state.state == "failed":
             failures.append(Failure(rank, state.error, float((found or {}).get("ended") or 0.0)))
@@ -316,6 +322,15 @@ def _rank(
         health=found["health"]
         or {name: beat[name] for name in ("dropped",) if name in beat} | beat.get("spent_ms", {}),
     )
+
+
+def _memory(held: Mapping[int, float], rank: int) -> str:
+    """What a lost rank held of memory, if its peers held much less."""
+    own = held[rank]
+    usual = statistics.median([gib for other, gib in held.items() if other != rank and gib] or [own])
+    if own < MORE * usual or own < usual + MORE_GIB:
+        return ""
+    return f"; it held {own:.1f} GiB of memory, its peers {usual:.1f} GiB: was it out of memory (dmesg)?"
 
 
 def is_silent(rank: RankState) -> bool:

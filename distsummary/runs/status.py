@@ -15,8 +15,8 @@ from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import AWAITED, ERROR, Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.rundir.run_dir import MANIFEST, RunDir
-from distsummary.rundir.states import AttemptState, RankState, RunState, read_run
-from distsummary.rundir.timeouts import BEHIND_S
+from distsummary.rundir.states import AttemptState, RankState, RunState, is_over, read_run
+from distsummary.rundir.timeouts import BEHIND_S, HIDDEN_S
 
 GOOD = ("running", "finished")  # states of a run and of its ranks
 EACH_RANK = 32  # up to so many ranks have a line each
@@ -236,10 +236,14 @@ def _recorded_steps(run_dir: RunDir, attempt: AttemptState, most: int) -> dict[i
 
 
 def _unmerged(run_dir: RunDir, attempt: AttemptState, recorded: Mapping[int, int]) -> dict[int, int]:
-    """See `Status.unmerged`; empty before the first merge."""
+    """See `Status.unmerged`; empty while the first merge may still come."""
     merged = run_dir.read_manifest().get("merged", {}).get(attempt.role)
-    if merged is None or attempt.world_size == 1:
+    if attempt.world_size == 1 or not recorded:
         return {}
+    if merged is None:
+        # Its aggregator ended before: what it wrote while the ranks trained is without their ends.
+        is_due = is_over(attempt) and min(rank.last_seen_s for rank in attempt.ranks) > HIDDEN_S
+        return dict.fromkeys(recorded, 0) if is_due else {}
     last = {rank: merged.get("last_steps", {}).get(str(rank), 0) for rank in recorded}
     return {rank: last[rank] for rank, step in recorded.items() if step > last[rank]}
 

@@ -31,7 +31,7 @@ from distsummary.runs.status import EACH_RANK, GOOD, Status, newest_step, ranks_
 
 ODD_RANKS = 12  # of more ranks, up to so many that are not as they should be
 MAX_ROWS = 18  # of more ranks; with all else, 40 lines
-START_S = 60.0  # after so long, it is said that no rank has made a step
+START_S = 60.0  # after so long, it is said that no rank has made a step; at once if some have not begun
 STUCK = "stuck"  # the phase of a rank for which others wait, or that stands still
 EARLIER = 3  # attempts before the newest that have a line
 FINDINGS = 3  # in a sentence
@@ -151,7 +151,7 @@ def hints(status: Status) -> list[str]:
         what = " and ".join(filter(None, ("evidence" if status.findings else "", earlier)))
         said.append(f"{what}: distsummary why {path}")
     if states.is_over(newest) and _is_unmerged(status, newest):
-        said.append(f"Steps of the ranks are missing in the merged run: distsummary merge {path}")
+        said.append(f"The ranks are not merged to their ends: distsummary merge {path}")
     return [*said, f"next: {_next(status, newest, path)}"]
 
 
@@ -214,7 +214,7 @@ def _verdict(status: Status, newest: AttemptState) -> str:
         run = "runs" if len(living) == 1 else "run"
         runs = f"{'all ' if is_all else ''}{numbered(len(living), 'rank')} {run}"
         waited_s = status.now - newest.started
-        if not bad and not newest_step(newest) and waited_s >= START_S:
+        if not bad and not newest_step(newest) and (absent or waited_s >= START_S):
             begun = f": {absent} {'has' if len(newest.missing) == 1 else 'have'} not begun" if absent else ""
             return f"No rank has made a step for {seconds(waited_s)}{begun}"
         if absent:
@@ -233,7 +233,7 @@ def _verdict(status: Status, newest: AttemptState) -> str:
         if absent:
             return f"The run has finished without {absent}"
         if _is_unmerged(status, newest):
-            return "The run has finished, but steps are missing in its merged run"
+            return "The run has finished, but its ranks are not merged to their ends"
         return "The run is fine: it has finished" if is_fine else "The run has finished"
     if newest.state == "lost" and any(rank.state in GOOD for rank in newest.ranks):
         return f"The run has ended without {absent}, which did not finish"

@@ -133,10 +133,17 @@ def test_a_rank_whose_process_is_gone_from_this_machine_is_lost_at_once(
     run: RunDir, gone: dict[str, Any]
 ) -> None:
     join(run, 0)
-    join(run, 1, **gone)
+    coordinator = join(run, 1, **gone)
     assert states(run) == ["running", "running", "lost"]
     assert newest(run).ranks[1].reason == f"its process is gone from {Topology().host}"
+    # The kernel ends a process that runs out of memory without a word.
+    for number, held_gib in ((0, 0.3), (1, 2.7)):
+        coordinator.beat(rank(number, **(gone if number else {})), 0, Heartbeat(8, memory_gib=held_gib))
     leave(run, 0)
+    assert newest(run).ranks[1].reason == (
+        f"its process is gone from {Topology().host}; it held 2.7 GiB of memory, its peers 0.3 GiB: was it "
+        "out of memory (dmesg)?"
+    )
     assert states(run) == ["lost", "finished", "lost"]
     assert is_over(newest(run))
 
