@@ -63,6 +63,7 @@ class Follower:
         self.begin, self.is_default = begin, is_default
         self._thread = 0  # of the training; 0: nothing was trained yet; -1: the process was forked from it
         register_for_forks(self)
+        self._has_unseen = False  # another thread trains, too
         self._guard = Guard()
         self.run: FollowedRun | None = None
         self.model: nn.Module | None = None  # that a host has named
@@ -92,6 +93,12 @@ class Follower:
             self._thread = thread
         if thread == self._thread:
             self._guard.call(name, method, *args, **named)
+        elif self._thread > 0 and name == "begin_step" and self.is_default and not self._has_unseen:
+            self._has_unseen = True
+            announced(
+                "distsummary: another thread trains, too; without a line in the script, only the training of "
+                "the first one is recorded. In each thread: with distsummary.init('runs/a') as run: ..."
+            )
 
     def after_fork(self) -> None:
         """In a forked child: the training is that of the parent, if there is one already."""

@@ -131,6 +131,14 @@ class _Evaluation(Metric):
                 "clear between data sets"
             )
         self._classes = predicted.shape[1]
+        if self._type == CLASSIFICATION:
+            true = true.astype(np.int64)
+            if true.size and not 0 <= true.min() <= true.max() < self._classes:
+                raise InvalidValueError(
+                    f"{self._name} got labels from {true.min()} to {true.max()} for predictions of "
+                    f"{self._classes} classes; labels must be in [0, {self._classes - 1}]: leave out samples "
+                    "that do not count"
+                )
         return predicted, true
 
 
@@ -143,7 +151,7 @@ class Accuracy(_Evaluation, Mean):
         Mean.clear(self)
 
     def update(self, *inputs: Any) -> None:
-        """Add predictions and labels; raises InvalidValueError if their shapes do not fit."""
+        """Add predictions and labels; raises InvalidValueError if their shapes or classes do not fit."""
         predicted, true = self._checked(inputs)
         if self._type == CLASSIFICATION:
             right = predicted.argmax(axis=1) == true
@@ -175,12 +183,7 @@ class _Counts(_Evaluation):
             self._counts = np.concatenate([self._counts, counts], axis=1)
             return
         largest = predicted.argmax(axis=1).reshape(-1)
-        labels = true.reshape(-1).astype(np.int64)
-        if labels.size and not 0 <= labels.min() <= labels.max() < self._classes:
-            raise InvalidValueError(
-                f"{self._name} got labels from {labels.min()} to {labels.max()} for predictions of "
-                f"{self._classes} classes; labels must be in [0, {self._classes - 1}]"
-            )
+        labels = true.reshape(-1)
         # The right, the predicted and the actual positives, see `_share`.
         chosen = (largest[largest == labels], largest, labels)
         counts = np.stack([np.bincount(each, minlength=self._classes) for each in chosen])

@@ -224,6 +224,18 @@ def test_ranks_that_the_script_starts_itself_are_one_run(launcher: str, door: Pa
     assert "differ" not in done.stderr
 
 
+def test_the_training_of_a_further_thread_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "threads.py").write_text(
+        f"import sys, threading\nsys.path.insert(0, {str(SCRIPT.parent)!r})\nimport scripts\n"
+        "scripts.plain()\n"
+        "for _ in range(2):\n"
+        "    thread = threading.Thread(target=scripts.plain); thread.start(); thread.join()\n"
+    )
+    done = forked.run_script(tmp_path / "threads.py", cwd=tmp_path, DISTSUMMARY=str(tmp_path / "run"))
+    assert (done.returncode, done.stderr.count("another thread trains, too")) == (0, 1), done.stderr
+    assert len(ds.open_run(tmp_path / "run").scalars("loss")) == 12
+
+
 def test_a_run_of_the_scripts_own_wins(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import distsummary as ds, sys\n"

@@ -178,6 +178,12 @@ def test_indexes_choose_the_inputs():
         (Accuracy(), (TRUE, TRUE), InvalidValueError, "shapes"),
         (Accuracy("multilabel"), (PREDICTED, PREDICTED), InvalidValueError, "only 0 and 1"),
         (Accuracy("multilabel"), (PREDICTED, TRUE), InvalidValueError, "same shape"),
+        (
+            Accuracy(),
+            (PREDICTED, np.array([0, 1, -100])),
+            InvalidValueError,
+            r"in \[0, 1\]: leave out samples",
+        ),
         (Precision(), (PREDICTED, np.array([0, 1, 2])), InvalidValueError, r"labels must be in \[0, 1\]"),
         (Recall(), (PREDICTED, np.array([0, 1, -1])), InvalidValueError, r"labels must be in \[0, 1\]"),
         (Loss(), (PREDICTED,), InvalidValueError, r"got shape \(3, 2\); reduce it"),
