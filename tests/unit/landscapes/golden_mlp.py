@@ -45,9 +45,9 @@ def cross_entropy(logits: Any, labels: Any) -> float:
     return float(-log_p[np.arange(len(labels)), labels].mean())
 
 
-def legacy_directions(parameters: Mapping[str, Any], seed: int = SEED) -> Directions:
+def legacy_directions(parameters: Mapping[str, Any]) -> Directions:
     """MindSpore's random directions: numpy's global generator, x for all parameters, then y."""
-    state = np.random.RandomState(seed)
+    state = np.random.RandomState(SEED)
     size = sum(a.size for a in parameters.values())
     axes = []
     for flat in (state.normal(size=size), state.normal(size=size)):
