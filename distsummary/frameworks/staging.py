@@ -88,7 +88,8 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        _pool.give_back(self._block)
+        if _pool is not None:  # the interpreter ends
+            _pool.give_back(self._block)
 
 
 _pool = _Pool()

@@ -330,7 +330,7 @@ def _memory(held: Mapping[int, float], rank: int) -> str:
     usual = statistics.median([gib for other, gib in held.items() if other != rank and gib] or [own])
     if own < MORE * usual or own < usual + MORE_GIB:
         return ""
-    return f"; it held {own:.1f} GiB of memory, its peers {usual:.1f} GiB: was it out of memory (dmesg)?"
+    return f"; it held {own:.1f} GiB of memory, its peers {usual:.1f} GiB; look for out of memory in dmesg"
 
 
 def is_silent(rank: RankState) -> bool:

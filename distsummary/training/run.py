@@ -743,9 +743,9 @@ class Run(Recording):
 
     def __del__(self) -> None:
         """Close, in a thread, a run that nothing refers to any more, such as one that an exception left."""
-        if not hasattr(self, "_body") or os.getpid() != self._pid:
-            return  # the constructor has raised, or it is the parent's
-        if (self._has_called and not self._is_closed) or self.has_waiting():
+        if not hasattr(self, "_body") or self._is_closed or os.getpid() != self._pid:
+            return  # the constructor has raised, or it is the parent's; as Python ends, `os` may be None
+        if self._has_called or self.has_waiting():
             # The process waits for this thread. While the interpreter is ending, none can be started.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._close_at_exit, name="distsummary-end").start()

@@ -200,6 +200,18 @@ def test_a_loss_without_a_gradient_is_refused() -> None:
             pytest.raises(LandscapeError, match="with a single element and a gradient"),
         ):
             h.product(np.ones(51))
+    with torch.inference_mode(), pytest.raises(LandscapeError, match="call landscape, outside of it"):
+        TorchHessian(model, CRITERION, data, names=names_of(model), centre=centre)
+
+
+# No direction is leading where all eigenvalues are 0.
+def test_a_plane_of_a_loss_without_curvature_is_said_to_be_arbitrary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = [(torch.randn(4, 3), torch.zeros(4, 1))]
+    flat, size = lambda out, _: out.mean(), Plane(size=3)
+    landscape(nn.Linear(3, 1), flat, data, directions="hessian", plane=size, progress=False)
+    assert "no curvature at the centre (eigenvalues 0), so its plane is arbitrary" in caplog.text
 
 
 def test_a_landscape_along_the_leading_eigenvectors_curves_as_the_eigenvalues_say() -> None:

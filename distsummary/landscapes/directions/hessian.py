@@ -101,7 +101,7 @@ def lanczos(
     for number in range(count):
         basis.extend(random_normals(seed, _AXIS, f"start {number}", 0, size).astype(np.float64), 0.0)
     projected = np.zeros((max_products + count, max_products))
-    largest = 0.0
+    largest, first = 0.0, np.empty(0)
     for column in range(max_products):
         product = multiply(basis.rows(column + 1)[column])
         if not np.isfinite(product).all():
@@ -110,9 +110,20 @@ def lanczos(
                 "and a loss that has two derivatives there"
             )
         largest = max(largest, float(np.linalg.norm(product)))
+        first = product if column == 0 else first
         coefficients = basis.extend(product, _DEFLATED * largest)
         projected[: len(coefficients), column] = coefficients
         ritz = _ritz(projected[: basis.count, : column + 1], min(count, column + 1))
+        if ritz.asymmetry > MAX_ASYMMETRY:
+            change = np.linalg.norm(multiply(basis.rows(1)[0]) - first) / np.linalg.norm(first)
+            why = (
+                "so the loss is not the same each time it is computed; turn off what is random in loss_fn"
+                if change > ritz.asymmetry / 10
+                else "though they are the same each time: a second derivative in the model is not exact, "
+                "such as torch's of weight_norm; remove that part, or choose other directions"
+            )
+            differ = f"(u.Hv and v.Hu differ by {ritz.asymmetry:.1%})"
+            raise LandscapeError(f"Hessian-vector products are not symmetric {differ}, {why}")
         # Once every vector of the basis has been multiplied, the basis spans an invariant space.
         is_whole = basis.count == column + 1
         scale = max(abs(ritz.values[0]), abs(ritz.smallest))
@@ -169,24 +180,19 @@ class _Ritz:
     coefficients: Array  # (k, m)
     residuals: Array
     smallest: float
+    asymmetry: float  # of the products, as a share of the largest
 
 
 def _ritz(projected: Array, count: int) -> _Ritz:
     """The `count` largest eigenpairs of T's upper m rows; T's other p rows give the residuals."""
     m = projected.shape[1]
     square, rest = projected[:m], projected[m:]
-    size = float(np.abs(square).max())
-    asymmetry = float(np.abs(square - square.T).max())
-    if asymmetry > MAX_ASYMMETRY * size:
-        raise LandscapeError(
-            f"Hessian-vector products are not symmetric (u.Hv and v.Hu differ by {asymmetry / size:.1%}), so "
-            "the loss is not the same each time it is computed; turn off what is random in loss_fn"
-        )
+    asymmetry = float(np.abs(square - square.T).max() / (np.abs(square).max() or 1.0))
     values, vectors = np.linalg.eigh((square + square.T) / 2)
     order = np.argsort(values)[::-1][:count]
     chosen = vectors[:, order]
     residuals = np.linalg.norm(rest @ chosen, axis=0)
-    return _Ritz(values[order], chosen.T, residuals, float(values[0]))
+    return _Ritz(values[order], chosen.T, residuals, float(values[0]), asymmetry)
 
 
 def curvature_pairs(source: CurvatureSource, state: Weights, names: Collection[str]) -> Eigenpairs:

@@ -224,6 +224,8 @@ def find_eigenpairs(open_hessian: OpenHessian, state: Weights, names: Sequence[s
             "by %s",
             pairs.products, pairs.values.tolist(), pairs.residuals.tolist(),
         )  # fmt: skip
+    if not any(pairs.values.tolist()):
+        _log.warning("the loss has no curvature at the centre (eigenvalues 0), so its plane is arbitrary")
     return pairs
 
 

@@ -57,6 +57,11 @@ class TorchHessian:
             self._moved = list(self._loan.moved.values())
             self._device = self._moved[0].device
             self._loan.place(centre)
+            if torch.is_inference_mode_enabled() or any(tensor.is_inference() for tensor in self._moved):
+                raise LandscapeError(
+                    "directions='hessian' needs gradients, which torch.inference_mode() switches off; make "
+                    "the model, and call landscape, outside of it"
+                )
             # A varied parameter may be frozen in the user's model.
             for tensor in self._moved:
                 self._restore.callback(tensor.requires_grad_, tensor.requires_grad)

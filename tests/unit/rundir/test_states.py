@@ -141,8 +141,8 @@ def test_a_rank_whose_process_is_gone_from_this_machine_is_lost_at_once(
         coordinator.beat(rank(number, **(gone if number else {})), 0, Heartbeat(8, memory_gib=held_gib))
     leave(run, 0)
     assert newest(run).ranks[1].reason == (
-        f"its process is gone from {Topology().host}; it held 2.7 GiB of memory, its peers 0.3 GiB: was it "
-        "out of memory (dmesg)?"
+        f"its process is gone from {Topology().host}; it held 2.7 GiB of memory, its peers 0.3 GiB; look "
+        "for out of memory in dmesg"
     )
     assert states(run) == ["lost", "finished", "lost"]
     assert is_over(newest(run))

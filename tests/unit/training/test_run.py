@@ -781,6 +781,14 @@ def test_a_value_without_any_step_is_recorded():
     assert recorder.logged[0] == ("on_train_epoch_end", 0, {"parameters": 17})
 
 
+# While Python ends, the names of a module may be None before an object that needs them is freed.
+def test_a_closed_run_is_freed_while_the_interpreter_ends(monkeypatch):
+    run = Run()
+    run.close()
+    monkeypatch.setattr("distsummary.training.run.os", None)
+    run.__del__()
+
+
 def test_a_run_that_no_one_refers_to_is_closed_as_at_the_exit():
     recorder = Recorder()
 
