@@ -120,6 +120,10 @@ class Recording(abc.ABC):
     def _go_on(self) -> None:
         """Begin the step after the current one, because a name was given again."""
 
+    @abc.abstractmethod
+    def _await_begin(self) -> None:
+        """Values were given outside of steps: see to it that a signal which ends the process loses none."""
+
     @property
     def dir(self) -> Path:
         """The directory of the run; raises InvalidValueError if no callback records the run."""
@@ -414,6 +418,7 @@ class Recording(abc.ABC):
             self._go_on()
         # What operators inside of the network have tapped so far belongs to the step of this value.
         if not self._is_stepped:
+            self._await_begin()
             for recorder in self._recorders():
                 self._own_guard.call("operators", recorder.gather)
         return True

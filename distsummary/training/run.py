@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from distsummary.base.at_exit import close_at_exit, is_closed, process_error
 from distsummary.base.checks import check_int, check_type
 from distsummary.base.guard import guarded, mark_users
+from distsummary.base.termination import on_termination
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.format.own_tags import DATA_WAIT_MS, EPOCH, STEP_MS
 from distsummary.format.records import Value
@@ -35,7 +36,7 @@ from distsummary.training.callbacks import (
 )
 from distsummary.training.finite import LARGEST, LOWEST, WARN
 from distsummary.training.recorder import NoRecorder, Recorder
-from distsummary.training.recording import Recording
+from distsummary.training.recording import Recording, weakly
 from distsummary.training.resumed import RestOfEpoch
 from distsummary.training.timing.phases import DATA, EVALUATION, FORWARD, REST, Phases
 from distsummary.training.values import Scalar
@@ -66,6 +67,10 @@ class ManualStep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end(self)
+
+
+def _nothing(*_: object) -> None:
+    """What is called if there is nothing to do."""
 
 
 class Run(Recording):
@@ -175,6 +180,7 @@ class Run(Recording):
         self._body = REST  # the phase with which the body of a step begins
         # Values may be given before any hook is called, and are recorded then.
         close_at_exit(self._close_at_exit)
+        self._stop_listening: Callable[..., None] = _nothing
 
     @property
     def rank(self) -> int:
@@ -690,6 +696,12 @@ class Run(Recording):
             # Again: the first hook of the callbacks has opened writers, which are closed after this run.
             self._has_called = True
             close_at_exit(self._close_at_exit)
+            self._stop_listening()
+
+    def _await_begin(self) -> None:
+        # Once a hook was called, those who opened files listen to signals themselves.
+        if not self._has_called and self._stop_listening is _nothing:
+            self._stop_listening = on_termination(weakly(self._leave, _nothing))
 
     def _enter(self) -> None:
         if not self._callbacks.is_entered:
@@ -712,6 +724,7 @@ class Run(Recording):
                 if measured is not None:
                     self._own_guard.call("phases", measured.close)
             self._own_guard.call("the exit", is_closed, self._close_at_exit)
+            self._own_guard.call("listening to signals", self._stop_listening)
             self._end_last_step()
         # Callbacks are exited once; those that were never entered only free what they hold.
         if self._callbacks.is_entered:

@@ -54,6 +54,16 @@ def test_a_signal_is_reported_and_ends_the_process(tmp_path: Path, number: signa
     assert train(tmp_path, "", "time.sleep(60)", number) == expected
 
 
+def test_what_was_given_before_the_first_step_is_recorded(tmp_path: Path) -> None:
+    before = "run = ds.init(sys.argv[1], rank=0, world_size=1); run.log(accuracy=0.9); run.text('a', 'b')"
+    assert (
+        train(tmp_path, f"{before}; print('up', flush=True); time.sleep(60)", "", signal.SIGTERM) == REPORTED
+    )
+    values = {value.tag: value.data for event in read_directory(tmp_path) for value in event.values}
+    assert values["accuracy"] == pytest.approx(0.9)
+    assert values["a"] == "b"
+
+
 def test_a_signal_is_reported_while_the_training_continues_recording(tmp_path: Path) -> None:
     assert (
         train(tmp_path, "", "os.kill(os.getpid(), signal.SIGTERM)\nwhile True: run.log(loss=1)") == REPORTED
