@@ -107,8 +107,12 @@ def _grid(found: Any) -> Grid:
 
 
 def _path(grid: Grid, kept: Array) -> dict[str, Any]:
-    """The checkpoints at the places `kept`, and each one's run as its place in `runs`."""
+    """The checkpoints at the places `kept`, each one's run as its place in `runs`, and its `stretch`: the
+    line of the path connects checkpoints of equal numbers.
+    """
     run_of = np.concatenate([np.full(len(part), place) for place, part in enumerate(grid.parts.values())])
+    lines = [part for parts in grid.stretches.values() for part in parts]
+    stretch = np.repeat(np.arange(len(lines), dtype=np.int32), [*map(len, lines)])
     has_numbers = len(grid.numbers) == len(grid.path)
     names = checkpoint_names(grid) if has_numbers else [str(k + 1) for k in range(len(grid.path))]
     numbers = np.array(grid.numbers if has_numbers else range(1, len(grid.path) + 1), np.int64)
@@ -123,6 +127,7 @@ def _path(grid: Grid, kept: Array) -> dict[str, Any]:
         "plane": clipped(grid.path_loss)[kept].astype(np.float32),
         "outside": grid.residuals[kept].astype(np.float32),
         "run": run_of[kept].astype(np.int32),
+        "stretch": stretch[kept],
         "runs": [*grid.parts],
         "count": len(grid.path),
         "is_log": bool(low > 0 and high > 5 * low),

@@ -53,6 +53,22 @@ def test_a_grid_without_a_path_has_one(z: np.ndarray, kind: str) -> None:
     check_picture(draw(random_grid(z=z), kind))
 
 
+@pytest.mark.parametrize("draw_panel", [draw_contours, draw_surface])
+def test_the_path_has_a_gap_where_checkpoints_are_missing(draw_panel: Callable[..., None]) -> None:
+    numbers = (1, 2, 3, 40, 41, 90)
+    along = np.linspace(-0.9, 0.0, 6)
+    losses = np.linspace(3.0, 1.0, 6)
+    grid = make_grid(
+        numbers=numbers, path=np.stack([along, along], axis=1), path_loss=losses, true_loss=losses,
+        residuals=np.zeros(6),
+    )  # fmt: skip
+    figure = figure_for()
+    draw_panel(figure, grid, scale_for(grid.z))
+    lines = [line for line in figure.axes[0].lines if line.get_linewidth() == 1.4]
+    assert [len(line.get_data()[0]) for line in lines] == [3, 2]
+    assert [line.get_label() for line in lines][:1] == ["path of the training"]
+
+
 def check_picture(png: bytes) -> None:
     assert png.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", png[16:24])

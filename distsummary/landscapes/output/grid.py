@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import pairwise
 from typing import Any, Self, get_type_hints
 
 import msgspec
@@ -38,6 +39,7 @@ _DIMENSIONS = {"x": 1, "y": 1, "path_loss": 1, "true_loss": 1, "residuals": 1, "
 FORMAT = 1  # version of the archives
 ZIP = b"PK"  # the first bytes of an archive
 QUANTITY = "quantity:"  # prefix of the name of a quantity in an archive
+GAP = 4  # times the usual distance of a run's checkpoints; between those that are farther apart is no line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -154,6 +156,22 @@ class Grid:
             run: range(end - length, end)
             for run, length, end in zip(self.runs, self.run_lengths, ends, strict=True)
         }
+
+    @property
+    def stretches(self) -> dict[str, list[range]]:
+        """The parts of each run's path without a gap; the way through a gap is not known."""
+        found: dict[str, list[range]] = {}
+        for run, part in self.parts.items():
+            numbers = np.array(self.numbers[part.start : part.stop], np.int64)
+            apart = np.diff(numbers)
+            ends = (
+                part.start + 1 + np.flatnonzero(apart > GAP * max(1.0, np.median(apart)))
+                if apart.size
+                else ()
+            )
+            edges = [part.start, *map(int, ends), part.stop]
+            found[run] = [range(*pair) for pair in pairwise(edges)]
+        return found
 
     def meta(self) -> dict[str, Any]:
         """Every field that is not an array, as a dict that JSON can hold."""

@@ -2,6 +2,7 @@
 
 import io
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -88,9 +89,9 @@ def draw_contours(figure: Any, grid: Grid, scale: LossScale) -> None:
     if grid.kind == "triangle":
         axes.plot(*grid.path[[0, 1, 2, 0]].T, "--", color=EDGES_COLOR, linewidth=1.0, label=EDGES)
     if len(grid.path) > 1:
-        for run, part in _courses(grid).items():
+        for run, part, label in _courses(grid):
             axes.plot(*grid.path[part].T, color="white", linewidth=3.0, solid_joinstyle="round")
-            axes.plot(*grid.path[part].T, color=_line_color(grid, run), linewidth=1.4, label=run or PATH)
+            axes.plot(*grid.path[part].T, color=_line_color(grid, run), linewidth=1.4, label=label)
         colors = _colors(grid.true_loss, scale)
         for k in thinned(len(grid.path), MAX_DOTS):
             axes.plot(*grid.path[k], **_TRUE, color=colors[k])
@@ -129,10 +130,10 @@ def draw_surface(figure: Any, grid: Grid, scale: LossScale) -> None:
     # The layout of the legend ignores the labels of 3-D axes.
     axes.set_box_aspect(None, zoom=0.9)
     if len(grid.path) > 1:
-        for run, part in _courses(grid).items():
+        for run, part, label in _courses(grid):
             along = (*grid.path[part].T, in_plane[part])
             axes.plot(*along, color="white", linewidth=3.0, zorder=3)
-            axes.plot(*along, color=_line_color(grid, run), linewidth=1.4, label=run or PATH, zorder=4)
+            axes.plot(*along, color=_line_color(grid, run), linewidth=1.4, label=label, zorder=4)
         colors = _colors(grid.true_loss, scale)
         for k in thinned(len(grid.path), MAX_DOTS):
             px, py = grid.path[k]
@@ -253,9 +254,17 @@ def _colors(losses: Array, scale: LossScale) -> Any:
     return colors
 
 
-def _courses(grid: Grid) -> dict[str, range]:
-    """The runs with several checkpoints: {label: path indices}; the path of any other run is a point."""
-    return {run: part for run, part in grid.parts.items() if len(part) > 1}
+def _courses(grid: Grid) -> Iterator[tuple[str, range, str]]:
+    """The lines of the path: the run, path indices, and the label of the first one of each run.
+
+    A checkpoint alone between two gaps, or of a run with no other one, is a point.
+    """
+    for run, parts in grid.stretches.items():
+        label = run or PATH
+        for part in parts:
+            if len(part) > 1:
+                yield run, part, label
+                label = ""
 
 
 def _named(grid: Grid) -> dict[int, tuple[str, int]]:

@@ -46,6 +46,20 @@ def test_the_path_has_its_true_loss_that_in_the_plane_and_how_far_it_is_outside(
     assert found["around"]["path"]["count"] == 1
 
 
+def test_the_path_is_no_line_where_checkpoints_are_missing(tmp_path):
+    along, losses = np.linspace(-0.9, 0.0, 8), np.ones(8)
+    path = {
+        "path": np.stack([along, along], 1),
+        "path_loss": losses,
+        "true_loss": losses,
+        "residuals": 0 * losses,
+    }
+    apart = make_grid(numbers=(1, 2, 3, 40, 1, 2, 3, 4), runs=("a", "b"), run_lengths=(4, 4), **path)
+    found, _ = drawn(tmp_path, apart=apart, even=make_grid(numbers=(1, 3, 9, 9, 27, 30, 40, 50), **path))
+    assert found["apart"]["path"]["stretch"].tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert found["even"]["path"]["stretch"].tolist() == [0] * 8
+
+
 def test_losses_that_span_much_have_a_log_scale(tmp_path):
     losses = np.array([100.0, 10.0, 1.0])
     z = np.geomspace(1, 1000, 12).reshape(3, 4)

@@ -75,7 +75,7 @@ function surface(of) {
   })
   const key = [
     of.stretch === "linear" ? "colours: loss" : `colours: ${of.scale}`,
-    of.path.count > 1 ? "line: path of the training; dots: checkpoints, in the colour of their own loss" : null,
+    of.path.count > 1 ? `line: path of the training${new Set(of.path.stretch).size > of.path.runs.length ? ", but where checkpoints are missing" : ""}; dots: checkpoints, in the colour of their own loss` : null,
     `star: the centre, true loss ${number(of.path.true.at(-1))}, in the plane ${number(of.path.plane.at(-1))}`,
     "the axes have scales of their own",
     of.how?.includes(MISSING) ? "stripes: not computed" : null,
@@ -363,7 +363,7 @@ function drawPath(context, of, toX, toY) {
       context.strokeStyle = stroke
       context.lineWidth = size
       context.beginPath()
-      chosen.forEach((k, index) => context[index ? "lineTo" : "moveTo"](toX(path.x[k]), toY(path.y[k])))
+      chosen.forEach((k) => context[k && path.stretch[k] === path.stretch[k - 1] ? "lineTo" : "moveTo"](toX(path.x[k]), toY(path.y[k])))
       context.stroke()
     }
   })
