@@ -16,7 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.read.runs import write
+from benchmarks.read.runs import TAG, write
+
+TIMES = [f"zz_perf/{name}_ms" for name in ("own", "step", "wait", "data_wait")]
 
 
 def make_page(path: Path, out: Path) -> None:
@@ -49,7 +51,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="bench-", dir=asked.directory) as directory:
         path = Path(directory, "run")
-        write(path, asked.ranks, asked.steps, asked.tags)
+        # As the ranks of a run: their times first, which are compared, and no files of TensorBoard.
+        names = [TAG, *TIMES, *(f"train/metric_{number}" for number in range(asked.tags))][: asked.tags]
+        write(path, asked.ranks, asked.steps, names, formats=("mindspore",))
         for index in path.rglob("*.idx") if asked.files else ():
             index.unlink()
         os.sync()  # else the page is made while gigabytes are being written

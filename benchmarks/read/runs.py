@@ -19,7 +19,7 @@ import math
 import random
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def write(path: Path, ranks: int, steps: int, tags: int) -> None:
+def write(path: Path, ranks: int, steps: int, names: Sequence[str], **spec: Any) -> None:
     """A run as its ranks write it, with all tags of a step in one event; each rank's values are others."""
     from distsummary.events.spec import WriterSpec
     from distsummary.events.writer import RankWriter
@@ -95,16 +95,15 @@ def write(path: Path, ranks: int, steps: int, tags: int) -> None:
     from distsummary.format.scalar_rows import row_dtype
     from distsummary.rundir.run_dir import RunDir
 
-    names = (TAG, *(f"train/metric_{number}" for number in range(1, tags)))
     for rank in range(ranks):
         place = RunDir(path).writer_dir("train", rank, max(ranks, 2))
-        writer = RankWriter(WriterSpec(directory=place, run_id=RUN, rank=rank))
-        rows = np.zeros(steps, row_dtype(tags))
+        writer = RankWriter(WriterSpec(directory=place, run_id=RUN, rank=rank, **spec))
+        rows = np.zeros(steps, row_dtype(len(names)))
         rows["step"] = np.arange(1, steps + 1)
         rows["wall_time"] = 1.7e9 + np.arange(steps) / 8
-        rows["numbers"] = np.random.default_rng(rank).normal(size=(steps, tags))
+        rows["numbers"] = np.random.default_rng(rank).normal(100.0, 1.0, size=(steps, len(names)))
         for first in range(0, steps, BATCH):
-            events = [Scalars(names, rows[first : first + BATCH].tobytes())]
+            events = [Scalars(tuple(names), rows[first : first + BATCH].tobytes())]
             writer.write(Batch(run_id=RUN, attempt=0, rank=rank, first_seq=1 + first, events=events))
         writer.close()
 
@@ -112,8 +111,9 @@ def write(path: Path, ranks: int, steps: int, tags: int) -> None:
 def measure(asked: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     """Write a small run, which is read first (this imports), and the large one; then read it in turns."""
     small, large = directory / "small", directory / "large"
-    write(small, 2, 300, asked.tags)
-    write(large, asked.ranks, asked.steps, asked.tags)
+    names = (TAG, *(f"train/metric_{number}" for number in range(1, asked.tags)))
+    write(small, 2, 300, names)
+    write(large, asked.ranks, asked.steps, names)
     workers = [Worker("benchmarks.read.runs", way) for way in asked.ways.split(",")]
     figures: dict[str, list[dict[str, Any]]] = {worker.way: [] for worker in workers}
     try:

@@ -89,7 +89,7 @@ def median_of_others(values: Floats) -> Floats:
         rows = counts == count
         some = values[rows]
         low, high = (count - 2) // 2, (count - 1) // 2  # places of the median among the others
-        ordered = np.partition(some, range(low, high + 2), axis=1)
+        ordered = np.sort(some, axis=1)
         # Without a value, those above it move down by one place.
         low_of, high_of = (
             np.where(some <= ordered[:, at, None], ordered[:, at + 1, None], ordered[:, at, None])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -17,6 +18,7 @@ Array: TypeAlias = NDArray[Any]
 Ints: TypeAlias = NDArray[np.int64]
 
 EVENT_COLUMNS = {"owner": np.int32, "seq": np.int64, "step": np.int64, "wall_time": np.float64}
+_KEPT = 1 << 20  # numbers of a progression at most that are kept
 _MAX_ROWS = 4096  # events collected one by one before they become arrays
 
 
@@ -67,13 +69,20 @@ class Progression(NamedTuple):
 
     def load(self) -> Array:
         """As int64 (n,)."""
-        if not self.stride:
-            return np.full(self.length, self.first, np.int64)
-        return np.arange(self.length, dtype=np.int64) * self.stride + self.first
+        make = _progression if self.length <= _KEPT else _progression.__wrapped__
+        return make(*self)
 
     def take(self, at: Array) -> Array:
         """See Column."""
         return at.astype(np.int64) * self.stride + self.first
+
+
+@lru_cache(4)
+def _progression(first: int, stride: int, length: int) -> Array:
+    """The numbers of a progression, kept for the other ranks, which mostly have the same."""
+    found = np.arange(length, dtype=np.int64) * stride + first
+    found.flags.writeable = False
+    return found
 
 
 class Series(NamedTuple):

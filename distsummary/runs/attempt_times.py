@@ -1,6 +1,8 @@
 """Reads from the files of a run when each attempt did what, for its bill."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from distsummary.rundir.deal import CHECKPOINT_MS, EVALUATION_MS, RECORDING_MS, 
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.states import AttemptState, RankState, is_over
 from distsummary.runs.cost import SPENT, AttemptTimes, Measured
+from distsummary.runs.table import steps_of_all
 
 LOOKED = 16  # ranks among which the one that came farthest is looked for, besides by their heartbeats
 CELLS = 1 << 22  # numbers of one tag that are read; of more steps, as many as that are
@@ -33,11 +36,9 @@ def attempt_times(
     """
     states = {one.attempt: one for one in attempts}
     lows = {rank: recorded.lows() for rank, recorded in ranks.items()}
-    begun = {
-        number: [low[number] for low in lows.values() if number in low]
-        for low in lows.values()
-        for number in low
-    }
+    begun: dict[int, list[float]] = defaultdict(list)
+    for number, low in chain.from_iterable(one.items() for one in lows.values()):
+        begun[number].append(low)
     found = []
     for number in sorted({*states, *begun}):
         # Of all attempts but this one, no step counts.
@@ -135,7 +136,7 @@ class _Attempt:
 
     def _measured(self, meshes: Meshes) -> Measured | None:
         """What the ranks did at the steps that they measured together."""
-        steps = np.unique(np.concatenate([self._series(OWN_MS, one)[0] for one in self._ranks.values()]))
+        steps = steps_of_all(self._series(OWN_MS, one)[0] for one in self._ranks.values())
         own_ms, chosen = self._matrix([OWN_MS], steps)
         wait_ms, _ = self._matrix([WAIT_MS], steps)
         apart_ms, _ = self._matrix(_APART, steps)

@@ -242,7 +242,7 @@ def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> Matrix:
         for number in range(len(grids) - 1, max(-1, len(grids) - 1 - _GRIDS), -1):
             both = min(grids[number].size, steps.size)
             # A rank that is some steps behind has the beginning of a grid.
-            if (grids[number][:both] == steps[:both]).all():
+            if grids[number] is steps or (grids[number][:both] == steps[:both]).all():
                 grids[number] = max(grids[number], steps, key=len)
                 break
         else:
@@ -254,7 +254,7 @@ def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> Matrix:
     places = [
         slice(None) if np.array_equal(grid, merged) else np.searchsorted(merged, grid) for grid in grids
     ]
-    found = np.full((len(rows), merged.size), np.nan, np.float32)
+    found = np.empty((len(rows), merged.size), np.float32)
     ranks = np.array([rank for rank, _, _ in rows], np.int32)
     nans: Array | None = None
     # Rows are taken from the list, so that each one's memory is free once it is copied.
@@ -262,12 +262,28 @@ def matrix_of(curves: Iterable[tuple[int, Array, Array]]) -> Matrix:
         _, number, values = rows.pop()
         place = places[number]
         at = slice(0, values.size) if isinstance(place, slice) else place[: values.size]
+        if values.size < merged.size:
+            found[len(rows)] = np.nan
         found[len(rows), at] = values
         is_nan = np.isnan(values)
         if is_nan.any():
             nans = np.zeros(found.shape, np.bool_) if nans is None else nans
             nans[len(rows), at] = is_nan
     return Matrix(merged, ranks, found.T, None if nans is None else nans.T)
+
+
+def steps_of_all(grids: Iterable[Array]) -> Array:
+    """The steps int64 (n,) that are in any of some arrays, all rising; most ranks have the same steps."""
+    found = np.empty(0, np.int64)
+    for steps in grids:
+        both = min(found.size, steps.size)
+        if not np.array_equal(found[:both], steps[:both]):
+            places = np.minimum(np.searchsorted(found, steps), found.size - 1)
+            if (found[places] != steps).any():
+                found = np.union1d(found, steps)
+        elif steps.size > both:
+            found = steps
+    return found
 
 
 class ValueTable(Table):

@@ -17,21 +17,21 @@ _CHUNK = 1 << 21  # values that are looked at together
 _MEASURED = ("cpu_ms", "blocked_ms", "queue_ms")
 
 
+def phase_tags(tags: Sequence[str]) -> list[str]:
+    """The scalars of a run that say what its steps consist of."""
+    found = [tag for tag in tags if tag.startswith(PHASE_TAGS) and tag.endswith(_MEASURED)]
+    return found or [tag for tag in (OWN_MS, WAIT_MS) if tag in tags]
+
+
 class Anatomy:
     """Collects the phases of chosen steps while the tags of a run are read one after the other.
 
     Args:
         own: the own times of the ranks. middle: (S,), of the ranks at each step.
         named: ranks that are there in any case. steps: of verdicts, which are there too.
-        tags: all scalars of the run.
     """
 
-    def __init__(
-        self, own: Matrix, middle: Array, *, named: Sequence[int], steps: Sequence[int], tags: Sequence[str]
-    ) -> None:
-        self.wanted = [tag for tag in tags if tag.startswith(PHASE_TAGS) and tag.endswith(_MEASURED)]
-        if not self.wanted:
-            self.wanted = [tag for tag in (OWN_MS, WAIT_MS) if tag in tags]
+    def __init__(self, own: Matrix, middle: Array, *, named: Sequence[int], steps: Sequence[int]) -> None:
         of_ranks, of_steps = _above(own.values, middle)
         dearest = np.argsort(-of_ranks, kind="stable")
         order = [*dict.fromkeys([*named, *own.ranks[dearest].tolist()])]
@@ -45,8 +45,7 @@ class Anatomy:
         self._phases: dict[str, Array] = {}
 
     def take(self, tag: str, matrix: Matrix) -> None:
-        """The values of a wanted tag."""
-        self.wanted.remove(tag)
+        """The values of one of the `phase_tags`."""
         name = {OWN_MS: "own", WAIT_MS: "wait"}.get(tag) or tag.removeprefix(PHASE_TAGS).split("/")[0]
         steps, ranks, values, _ = matrix
         rows = np.clip(np.searchsorted(steps, self._steps), 0, steps.size - 1)

@@ -6,7 +6,7 @@ What is drawn, and how, is the front end's; which numbers there are is decided h
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
@@ -32,7 +32,7 @@ from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.runs.show import interest, is_loss
 from distsummary.runs.table import Matrix
-from distsummary.view.anatomy import Anatomy
+from distsummary.view.anatomy import Anatomy, phase_tags
 from distsummary.view.answer import Numbers, answer
 from distsummary.view.compared_runs import comparison, span
 from distsummary.view.graph_nodes import graph
@@ -59,6 +59,7 @@ _MAPS = (
 )
 _PHASE_MAPS = 4  # those that verdicts name, then these
 _PHASES = ("forward", "backward", "optimizer")
+_ENDS = ("since_step", "until_step")
 _UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
 # A merge leaves these out, although the ranks agree on them: they are no conflicts.
 _LEFT_OUT = ({"nan"}, {"inf"}, {"-inf"})
@@ -95,6 +96,7 @@ def _page(
 ) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
+    bars = _bars(run)
     verdicts: list[dict[str, Any]] = [plain(row) for row in run.verdicts]
     shown = _shown(_known(run, tags), {row["cause"] for row in verdicts})
     tags = _known(run, None)
@@ -102,34 +104,31 @@ def _page(
     # The ranks that a verdict names have lines of their own as well.
     named = [*dict.fromkeys([*(int(row["rank"]) for row in verdicts), *ranks])]
     numbers = Numbers(tags)
-    maps, anatomy, own_middle = _of_ranks(run, tags, verdicts, named)
+    of_ranks = _OfRanks(tags if len(run.ranks) > 1 else (), verdicts, named)
     merged = _merged_curves(run, [*shown, *numbers.wanted])
-    curves, pictures, first_steps, counts = [], [], [], None
-    wanted = [*dict.fromkeys([*shown, *numbers.wanted, *maps, *(anatomy.wanted if anatomy else ())])]
+    order = [*dict.fromkeys([*shown, *numbers.wanted])]
+    curves, first_steps, counts = dict[str, Page](), list[int](), None
+    # Each is read once, and released before the next one: the matrix of 1,000 ranks takes 400 MB.
+    wanted = [*dict.fromkeys([*of_ranks.first, *order, *of_ranks.wanted])]
     for place, tag in enumerate(wanted):
         doing("reducing curve", place + 1, len(wanted))
         matrix = Matrix(*run.matrix_and_nans(tag))
         of_all = band(matrix.ranks, matrix.values, matrix.nans)
-        if place < len(shown) or tag in numbers.wanted:
+        if tag in order:
             first_steps += matrix.steps[:1].tolist()
             # The first tags share half of the points, all others the rest.
-            share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
-            curves.append(_curve(tag, matrix, of_all, named, share, merged.get(tag)))
+            is_first = order.index(tag) < _FIRST_TAGS
+            share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if is_first else len(shown))
+            curves[tag] = _curve(tag, matrix, of_all, named, share, merged.get(tag))
         # All steps of a tag may have been made again without it.
         if not matrix.steps.size:
             continue
         numbers.take(tag, matrix, of_all)
-        # The most interesting tag, which is the first one, stands for the run in the counts of ranks.
-        counts = counts or _counts(matrix.steps, of_all)
-        if tag in maps:
-            step_of = None if is_loss(tag) or tag == OWN_MS else own_middle(matrix.steps)
-            middle = reference(of_all, matrix.ranks.size)
-            pictures.append(rank_map(maps[tag], _unit(tag), tag, matrix, middle, step_of, named))
-        if anatomy is not None and tag in anatomy.wanted:
-            anatomy.take(tag, matrix)
-        # Released before the next one is read: the matrices of 1,000 ranks take 400 MB.
+        of_ranks.take(tag, matrix, of_all)
+        # The most interesting tag stands for the run in the counts of ranks.
+        if counts is None or tag == order[0]:
+            counts = _counts(matrix.steps, of_all)
         del matrix
-    order = [*maps]
     others_shown = {
         "landscapes": landscapes(run),
         "norms": norms(run),
@@ -140,44 +139,64 @@ def _page(
     }
     steps = span(run, first_steps)
     on_axis = marks(run, tags)
-    bars = _bars(run)
     # What could not be read is known when all else has been.
     return {
         "overview": _overview(run, verdicts, steps, _lasted_s(bars, on_axis["times"])),
         "answer": answer(run, verdicts, steps=steps) | numbers.found,
         "cost": run.cost().as_json(),
         "tags": tags,
-        "curves": curves,
-        "maps": sorted((one for one in pictures if one), key=lambda one: order.index(one["tag"])),
-        "anatomy": anatomy and anatomy.as_dict(),
+        "curves": [curves[tag] for tag in order],
+        "maps": of_ranks.maps,
+        "anatomy": of_ranks.anatomy and of_ranks.anatomy.as_dict(),
         "marks": on_axis,
         "timeline": {"bars": bars, "counts": counts},
         **others_shown,
     }
 
 
-def _of_ranks(
-    run: RecordedRun, tags: Sequence[str], verdicts: Sequence[Mapping[str, Any]], named: Sequence[int]
-) -> tuple[dict[str, str], Anatomy | None, Callable[[Array], Array | None]]:
-    """What is shown of the ranks next to each other: the tags of heat maps with their titles, the anatomy of
-    steps, and the time of a step by itself (S,) at given steps, which is None if it was not recorded.
+class _OfRanks:
+    """What is shown of the ranks next to each other, noted while the tags are read: heat maps, and where each
+    rank spent a step.
+
+    Attributes:
+        first, wanted: the tags that this needs; `first` are to be read before the others.
+        anatomy: None until the own times of the ranks were read.
     """
-    if len(run.ranks) == 1:
-        return {}, None, lambda steps: None
-    own = Matrix(*run.matrix_and_nans(OWN_MS)) if OWN_MS in tags else None
-    if own is None or not own.steps.size:
-        return _map_tags(tags, verdicts), None, lambda steps: None
-    middle = reference(band(own.ranks, own.values, own.nans), own.ranks.size)
-    steps = [int(row[name]) for row in verdicts for name in ("since_step", "until_step") if row[name] >= 0]
-    anatomy = Anatomy(own, middle, named=named, steps=steps, tags=tags)
-    known, times = own.steps, np.where(middle > 0, middle, np.nan)
 
-    def at(steps: Array) -> Array | None:
-        places = np.clip(np.searchsorted(known, steps, side="right") - 1, 0, known.size - 1)
-        found: Array = times[places]
-        return found
+    def __init__(
+        self, tags: Sequence[str], verdicts: Sequence[Mapping[str, Any]], named: Sequence[int]
+    ) -> None:
+        self._titles, self._named = _map_tags(tags, verdicts), named
+        self._steps = [int(row[name]) for row in verdicts for name in _ENDS if row[name] >= 0]
+        self.first = [OWN_MS] if OWN_MS in self._titles else []
+        self._phases = phase_tags(tags) if self.first else []
+        self.wanted = [*self._titles, *self._phases]
+        self._maps: dict[str, Page] = {}
+        self._known, self._times = np.zeros(0, np.int64), np.zeros(0)
+        self.anatomy: Anatomy | None = None
 
-    return _map_tags(tags, verdicts), anatomy, at
+    def take(self, tag: str, matrix: Matrix, of_all: Band) -> None:
+        """Note a tag that has steps."""
+        middle = reference(of_all, matrix.ranks.size)
+        if tag in self.first:
+            self.anatomy = Anatomy(matrix, middle, named=self._named, steps=self._steps)
+            self._known, self._times = matrix.steps, np.where(middle > 0, middle, np.nan)
+        if tag in self._titles:
+            step_of = None if is_loss(tag) or tag == OWN_MS else self._times_at(matrix.steps)
+            found = rank_map(self._titles[tag], _unit(tag), tag, matrix, middle, step_of, self._named)
+            self._maps |= {tag: found} if found else {}
+        if self.anatomy is not None and tag in self._phases:
+            self.anatomy.take(tag, matrix)
+
+    def _times_at(self, steps: Array) -> Array | None:
+        """The own time of the median rank at these steps, or at the nearest before each; None: unknown."""
+        places = np.searchsorted(self._known, steps, side="right") - 1
+        return self._times[np.maximum(places, 0)] if self._known.size else None
+
+    @property
+    def maps(self) -> list[Page]:
+        """The heat maps, in the order of the page."""
+        return [self._maps[tag] for tag in self._titles if tag in self._maps]
 
 
 def tag_curve(run: RecordedRun, tag: str) -> Page:

@@ -13,7 +13,7 @@ import numpy as np
 
 from distsummary.runs.table import Matrix
 from distsummary.view.packing import offsets, small
-from distsummary.view.reduce import Array, Band, columns
+from distsummary.view.reduce import Array, Band, columns, middle_of
 
 ROWS = 64  # of single ranks; of more ranks, those after the first half of them share a row
 NOTHING = -32768  # percent of a cell without a value
@@ -53,20 +53,25 @@ def rank_map(
     if not np.isfinite(middle).any():
         return None
     middle = middle.astype(np.float64)  # the mean of two large values is no infinity
-    scale = _scale(middle) if step_of is None else step_of
+    scale = np.maximum(_scale(middle) if step_of is None else step_of, np.finfo(np.float32).tiny)[:, None]
+    # Divided first, so that no difference of two large values is an infinity.
+    middle_part, scale = (middle[:, None] / scale).astype(np.float32), scale.astype(np.float32)
     edges = columns(steps, int(min(_WIDTH, max(60, (steps[-1] - steps[0] + 1) // _STEPS))))
     shape = edges.size - 1, ranks.size
     usual, far = (np.full(shape, np.nan, np.float32) for _ in range(2))
     at, bad = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     middles = np.full(edges.size - 1, np.nan, np.float32)
     for column, (start, end) in enumerate(pairwise(edges)):
-        block = values[start:end].astype(np.float64)
+        block = values[start:end]
         with np.errstate(all="ignore"):
-            part = (block - middle[start:end, None]) / scale[start:end, None]
-        part = np.clip(np.where(np.isfinite(part), part, np.nan), -_MOST, _MOST)
+            part = block / scale[start:end]
+            part -= middle_part[start:end]
+        is_finite = np.isfinite(part)
+        size = np.abs(np.clip(part, -_MOST, _MOST, out=part))
+        if not is_finite.all():
+            part[~is_finite], size[~is_finite] = np.nan, -1.0
         usual[column] = _median(part)
         middles[column] = _median(middle[start:end, None])[0]
-        size = np.where(np.isnan(part), -1.0, np.abs(part))
         place = size.argmax(axis=0)
         far[column] = np.take_along_axis(part, place[None], 0)[0]
         at[column] = steps[start:end][place]
@@ -132,8 +137,7 @@ def _order(ranks: Array, usual: Array, bad: Array, named: Sequence[int]) -> Arra
 def _median(block: Array) -> Array:
     """The median of each column (n, R) -> (R,), without NaN; NaN where there is nothing else."""
     if np.isfinite(block).all():
-        middle: Array = np.median(block, axis=0)
-        return middle
+        return middle_of(block.T)
     ordered = np.sort(block, axis=0)  # NaN comes last
     count = np.isfinite(block).sum(axis=0)
     pair = np.stack([np.maximum(count - 1, 0) // 2, np.minimum(count // 2, block.shape[0] - 1)])

@@ -101,26 +101,30 @@ def band(ranks: Array, values: Array, nans: Array | None = None) -> Band:
         rows = slice(start, start + each)
         block = np.array(values[rows], order="C")
         is_finite = np.isfinite(block)
-        finite = is_finite.sum(axis=1)
-        bad = np.isinf(block) if nans is None else np.isinf(block) | nans[rows]
-        not_finite[rows] = bad.sum(axis=1)
+        # Mostly all are, which spares half of the work.
+        is_whole = bool(is_finite.all())
+        finite = np.full(block.shape[0], block.shape[1]) if is_whole else is_finite.sum(axis=1)
+        if not is_whole:
+            bad = np.isinf(block) if nans is None else np.isinf(block) | nans[rows]
+            not_finite[rows] = bad.sum(axis=1)
+            block[~is_finite] = np.inf
         count[rows] = finite + not_finite[rows]
         has_any = finite > 0
-        block[~is_finite] = np.inf
         places = block.argmin(axis=1)
         low_rank[rows] = np.where(has_any, ranks[places], -1)
         low[rows] = np.where(has_any, np.take_along_axis(block, places[:, None], 1)[:, 0], np.nan)
-        if is_finite.all():
-            middle = np.median(block, axis=1)
+        if is_whole:
+            middle = middle_of(block)
         else:
             # What is not finite has been set to infinity, and is sorted to the end.
             ordered = np.sort(block, axis=1)
             pair = np.stack([np.maximum(finite - 1, 0) // 2, finite // 2], axis=1)
             pair = np.minimum(pair, block.shape[1] - 1)
-            with np.errstate(over="ignore", invalid="ignore"):
-                middle = np.take_along_axis(ordered, pair, 1).mean(axis=1)
+            low_half, high_half = 0.5 * np.take_along_axis(ordered, pair, 1).T
+            middle = low_half + high_half
         median[rows] = np.where(has_any, middle, np.nan)
-        block[~is_finite] = -np.inf
+        if not is_whole:
+            block[~is_finite] = -np.inf
         places = block.argmax(axis=1)
         high_rank[rows] = np.where(has_any, ranks[places], -1)
         high[rows] = np.where(has_any, np.take_along_axis(block, places[:, None], 1)[:, 0], np.nan)
@@ -128,6 +132,15 @@ def band(ranks: Array, values: Array, nans: Array | None = None) -> Band:
         low=low, median=median, high=high, low_rank=low_rank, high_rank=high_rank, count=count,
         not_finite=not_finite,
     )  # fmt: skip
+
+
+def middle_of(block: Array) -> Array:
+    """The median of each row of floats (n, R), none of them NaN; R at least 1."""
+    half = block.shape[1] // 2
+    # One place takes a quarter of the time of two, which `np.median` asks for.
+    parts = np.partition(block, half, axis=1)
+    upper: Array = parts[:, half]
+    return upper if block.shape[1] % 2 else 0.5 * parts[:, :half].max(axis=1) + 0.5 * upper
 
 
 def first_of_each(places: Array, number: Array) -> Array:

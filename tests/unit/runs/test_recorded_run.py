@@ -198,6 +198,20 @@ def test_a_run_that_is_held_stays_as_it_was(tmp_path):
     assert run.ranks_of("image") == {}
 
 
+def test_the_state_of_a_run_that_is_held_stays_and_its_stamp_does_not(tmp_path):
+    with ds.init(tmp_path / "run", aggregate=False, system_metrics=False) as training:
+        for _ in training.steps(range(2)):
+            pass
+    run = ds.open_run(tmp_path / "run")
+    manifest = run.path / "manifest.json"
+    with run.held():
+        before = run.stamp()
+        manifest.write_text(manifest.read_text().replace('"finished"', '"failed"'))
+        assert (run.state, set(run.health["state"])) == ("finished", {"finished"})
+        assert run.stamp() != before
+    assert run.state == "failed"
+
+
 def test_a_torn_end_is_read_when_it_is_whole(tmp_path):
     directory = record(tmp_path)
     [file] = segments(directory, MINDSPORE)

@@ -1,10 +1,12 @@
 """Tables of runs: columns, data frames and notebooks."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, MissingExtraError
-from distsummary.runs.table import Piece, ScalarTable, Table, objects
+from distsummary.runs.table import Piece, ScalarTable, Table, objects, steps_of_all
 
 
 def piece(rank, tag, steps, values):
@@ -90,6 +92,23 @@ def test_a_matrix_of_ranks_that_are_behind_fall_or_have_a_step_twice():
         if not np.isnan(values[row, column])
     }
     assert reported == expected
+
+
+@pytest.mark.parametrize(
+    "grids",
+    [
+        [],
+        [[1, 2, 3]] * 3,
+        [[1, 2], [1, 2, 3], [1]],
+        [[2, 4], [1, 4], [3]],
+        [[], [5]],
+        [[5], []],
+        [[1, 9], [9]],
+    ],
+)
+def test_the_steps_of_all_ranks_are_each_there_once(grids):
+    arrays = [np.array(grid, np.int64) for grid in grids]
+    assert steps_of_all(arrays).tolist() == sorted({*chain.from_iterable(grids)})
 
 
 def test_a_column_that_is_not_there_is_named(table):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from distsummary.view.reduce import band, columns, thinned
+from distsummary.view.reduce import band, columns, middle_of, thinned
 
 NAN = np.nan
 VALUES = st.floats(width=32, allow_nan=True, allow_infinity=True)
@@ -59,8 +59,7 @@ def test_a_band_is_what_numpy_says_of_the_finite_values(values):
             assert (found.low[step], found.high[step]) == (finite.min(), finite.max())
             assert row[found.low_rank[step] - 10] == finite.min()
             assert row[found.high_rank[step] - 10] == finite.max()
-            with np.errstate(over="ignore"):
-                assert found.median[step] == pytest.approx(np.median(finite), rel=1e-6)
+            assert found.median[step] == pytest.approx(np.median(finite.astype(np.float64)), rel=1e-6)
         else:
             assert np.isnan([found.low[step], found.median[step], found.high[step]]).all()
             assert (found.low_rank[step], found.high_rank[step]) == (-1, -1)
@@ -70,3 +69,10 @@ def test_nan_that_was_recorded_is_counted_and_what_is_missing_is_not():
     values = np.array([[1, NAN, NAN]], np.float32)
     found = band(np.arange(3, dtype=np.int32), values, np.array([[False, True, False]]))
     assert (found.count.tolist(), found.not_finite.tolist()) == ([2], [1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 9])
+def test_the_middle_of_rows_is_their_median_also_of_large_values(ranks):
+    block = np.random.default_rng(ranks).normal(size=(50, ranks)).astype(np.float32)
+    np.testing.assert_allclose(middle_of(block), np.median(block, axis=1), rtol=1e-6)
+    assert (middle_of(np.full((2, ranks), 3e38, np.float32)) == np.float32(3e38)).all()
