@@ -224,9 +224,9 @@ def _is_tracker(process: psutil.Process) -> bool:
 def describe_process(process: psutil.Process) -> str:
     """Pid and command line; a zombie has only a name."""
     try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return f"pid {process.pid}: ended, but no one waited for it"
         return f"pid {process.pid}: {' '.join(process.cmdline()) or process.name()}"
-    except psutil.ZombieProcess:
-        return f"pid {process.pid}: ended, but no one waited for it"
     except psutil.NoSuchProcess:
         return f"pid {process.pid}: gone"
 

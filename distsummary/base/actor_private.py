@@ -12,6 +12,11 @@ import ray
 from distsummary.base.health import note_absent
 from distsummary.base.private import private
 
+# What a worker raised and this process cannot unpickle; before 2.50, Ray raises a RayError of another kind.
+UNSERIALIZABLE: tuple[type[Exception], ...] = tuple(
+    filter(None, [getattr(ray.exceptions, "UnserializableException", None)])
+)
+
 
 class _OutsideOwnThreads:
     """Whether a call of Ray may start a cluster if there is none: not in threads of this package."""

@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 import uuid
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -293,7 +294,8 @@ def _sources(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> l
     if (train := modules.get("ray.train")) is not None:
         # Outside a training function these calls fail, in each version of Ray in a different way; Ray is then
         # not a source.
-        with suppress(Exception):
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             context = train.get_context()
             fields = {
                 "rank": context.get_world_rank(),
@@ -302,7 +304,9 @@ def _sources(environ: Mapping[str, str], modules: Mapping[str, ModuleType]) -> l
                 "local_world_size": context.get_local_world_size(),
                 "node_rank": context.get_node_rank(),
             }
-            if all(value is not None for value in fields.values()):
+            # The first version of Train answers everywhere, outside of an experiment with rank 0 of 1.
+            experiment = context.get_experiment_name()
+            if all(value is not None for value in (experiment, *fields.values())):
                 found.append(fields | {"source": "ray.train"})
     distributed = getattr(modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

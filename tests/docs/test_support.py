@@ -22,7 +22,7 @@ def test_the_floors_are_those_of_the_project() -> None:
     floors = dict(
         re.findall(r"^(\w+)>=([\d.]+)", "\n".join(["Python" + needed[0], *needed[1:]]), re.MULTILINE)
     )
-    assert {"Python", "Ray", "torch", "NumPy", "protobuf"} == stated.keys()
+    assert {"Python", "Ray", "torch", "NumPy", "protobuf", "safetensors"} == stated.keys()
     assert all(floors.get(name, floors.get(name.lower())) == version for name, version in stated.items())
 
 

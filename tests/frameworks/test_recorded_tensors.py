@@ -104,7 +104,7 @@ def test_every_bfloat16_and_float8_is_its_float32():
         back = torch.from_numpy(exported[number]).to(dtype)
         assert torch.equal(back.view(bits), every.view(bits)[torch.from_numpy(number)])
         assert value is not None
-        assert np.array(value.tensor.float_data, "<f4").tobytes() == exported.tobytes()
+        np.testing.assert_array_equal(np.array(value.tensor.float_data, "<f4"), exported)
 
 
 def quantized() -> torch.Tensor:

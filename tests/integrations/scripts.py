@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -406,7 +407,11 @@ def forking() -> Result:
     for number, row in enumerate(steps(model, optimizer)):
         rows.append(row)
         if number == STEPS // 2:
-            if (child := os.fork()) == 0:
+            # Python 3.12 and later warn whoever forks a process of several threads: recording has some.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+            if child == 0:
                 for _ in range(3):
                     optimizer.zero_grad()
                     model(torch.rand(4, 8)).sum().backward(inputs=[*model.parameters()])

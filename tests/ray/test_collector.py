@@ -1,6 +1,7 @@
 """A rank's collector actor and the writer that feeds it."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -420,7 +421,8 @@ def test_who_closes_does_not_wait_for_a_collector_that_starts_and_writes_everyth
         ),
         (
             {"label_selector": {"ray.io/node-id": "0" * 56}},
-            "the collector does not start: ActorUnschedulableError: ",
+            # Ray says of some versions that no node will ever take it, and of others nothing.
+            "(the collector does not start: ActorUnschedulableError: |no collector is up after 0 s)",
         ),
     ],
 )
@@ -437,7 +439,7 @@ def test_a_node_without_a_place_for_the_collector_is_named_once_and_the_rank_wri
     assert steps(tmp_path, "mindspore") == [0, 1, 2]
     writer.close()
     [found] = [r.message for r in caplog.records if "itself" in r.message]
-    assert found.startswith(f"rank=0 writes its files itself from now on: {line}")
+    assert re.match(f"rank=0 writes its files itself from now on: {line}", found)
 
 
 def test_writers_of_one_process_share_an_actor_which_ends_with_the_last(tmp_path):

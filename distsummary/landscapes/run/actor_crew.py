@@ -14,10 +14,10 @@ from ray.exceptions import (
     RayError,
     RaySystemError,
     RayTaskError,
-    UnserializableException,
 )
 
 from distsummary.base.actor_calls import begin_s, why_not_begun
+from distsummary.base.actor_private import UNSERIALIZABLE
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.actor_process import WorkerProcess
@@ -303,7 +303,7 @@ def original_errors() -> Iterator[None]:
     """
     try:
         yield
-    except UnserializableException as error:
+    except UNSERIALIZABLE as error:
         # The error's own line and its notes come after the traceback, whose lines are indented.
         lines = str(error).strip().splitlines()
         behind = 1 + max((number for number, line in enumerate(lines) if line.startswith(" ")), default=-1)

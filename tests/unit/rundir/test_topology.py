@@ -71,7 +71,7 @@ def torch(rank: int, world_size: int, *, initialized: bool = True, available: bo
     return {"torch": SimpleNamespace(distributed=distributed)}
 
 
-def ray_train(rank: int | None, world_size: int | None) -> dict[str, Any]:
+def ray_train(rank: int | None, world_size: int | None, experiment: str | None = "train-1") -> dict[str, Any]:
     """`sys.modules` with the part of Ray Train that is asked."""
     context = SimpleNamespace(
         get_world_rank=lambda: rank,
@@ -79,6 +79,7 @@ def ray_train(rank: int | None, world_size: int | None) -> dict[str, Any]:
         get_local_rank=lambda: 0,
         get_local_world_size=lambda: 2,
         get_node_rank=lambda: 3,
+        get_experiment_name=lambda: experiment,
     )
     return {"ray.train": SimpleNamespace(get_context=lambda: context)}
 
@@ -157,6 +158,7 @@ def test_ray_train_outside_a_train_function_has_no_say() -> None:
         raise RuntimeError("not in a train function")
 
     assert place(find({}, ray_train(None, None)))[0] == "single process"
+    assert place(find({}, ray_train(0, 1, experiment=None)))[0] == "single process"
     assert place(find({}, {"ray.train": SimpleNamespace(get_context=refuse)}))[0] == "single process"
 
 
