@@ -1,6 +1,7 @@
 """Private names of Ray, each with what happens in a version that has none or another."""
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -8,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray.exceptions
 
 from distsummary.base.health import note_absent
 from distsummary.base.private import private
 
-# What a worker raised and this process cannot unpickle; before 2.50, Ray raises a RayError of another kind.
-UNSERIALIZABLE: tuple[type[Exception], ...] = tuple(
-    filter(None, [getattr(ray.exceptions, "UnserializableException", None)])
-)
+_QUOTED = re.compile(r"^Original exception \(string repr\):\n(.*?)\n+traceback: ", re.S | re.M)
 
 
 class _OutsideOwnThreads:
@@ -121,3 +120,12 @@ def raylet_log() -> Path | None:
     """The file into which what starts processes on this node writes; None for a client (ray://)."""
     node = ray._private.worker._global_node
     return None if node is None else Path(node.get_logs_dir_path(), "raylet.err")
+
+
+def quoted_error(error: Exception) -> str | None:
+    """What a worker raised, quoted by Ray because it cannot be unpickled here; None for other errors."""
+    # Ray has this class since 2.50.
+    if (kind := getattr(ray.exceptions, "UnserializableException", None)) and isinstance(error, kind):
+        return str(error)
+    found = _QUOTED.search(str(error)) if isinstance(error, ray.exceptions.RaySystemError) else None
+    return None if found is None else found[1]

@@ -17,7 +17,7 @@ from ray.exceptions import (
 )
 
 from distsummary.base.actor_calls import begin_s, why_not_begun
-from distsummary.base.actor_private import UNSERIALIZABLE
+from distsummary.base.actor_private import quoted_error
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.actor_process import WorkerProcess
@@ -303,15 +303,6 @@ def original_errors() -> Iterator[None]:
     """
     try:
         yield
-    except UNSERIALIZABLE as error:
-        # The error's own line and its notes come after the traceback, whose lines are indented.
-        lines = str(error).strip().splitlines()
-        behind = 1 + max((number for number, line in enumerate(lines) if line.startswith(" ")), default=-1)
-        line, *notes = lines[behind:] or lines[-1:]
-        quoted = RuntimeError(line)
-        for note in notes:
-            quoted.add_note(note)
-        raise quoted from error
     except RayTaskError as error:
         # The process could not unpickle what it was sent.
         if isinstance(error.cause, RaySystemError):
@@ -319,6 +310,18 @@ def original_errors() -> Iterator[None]:
         if isinstance(error.cause, Exception) and not isinstance(error.cause, RayError):
             raise error.cause from error
         raise RuntimeError(str(error.cause)) from error
+    except RayError as error:
+        text = quoted_error(error)
+        if text is None:
+            raise
+        # The error's own line and its notes come after the traceback, whose lines are indented.
+        lines = text.strip().splitlines()
+        behind = 1 + max((number for number, line in enumerate(lines) if line.startswith(" ")), default=-1)
+        line, *notes = lines[behind:] or lines[-1:]
+        quoted = RuntimeError(line)
+        for note in notes:
+            quoted.add_note(note)
+        raise quoted from error
 
 
 def how_it_died(error: RayError) -> str:
