@@ -39,14 +39,13 @@ class DistSummaryCallback(Callback):  # type: ignore[misc]  # without types here
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a run with the first step; a resumed training continues at its step."""
         settings = dict(getattr(trainer.datamodule, "hparams", {})) | dict(pl_module.hparams)
-        self._hosted.begin(
-            optimizers=trainer.optimizers,
-            config=settings or None,
-            # Without Lightning's own counter, the steps of all its optimizers.
-            initial_step=int(
-                getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
-            ),
-        )
+        steps, loop = trainer.global_step, trainer.fit_loop.epoch_loop
+        own = getattr(loop, "_batches_that_stepped", None)
+        if not pl_module.automatic_optimization and own is not None:
+            # The first one counts the steps of all optimizers; Lightning's own does not, but is one behind in
+            # a checkpoint that was saved within a batch.
+            steps = own + loop.batch_progress.total.processed - loop.batch_progress.total.completed
+        self._hosted.begin(optimizers=trainer.optimizers, config=settings or None, initial_step=int(steps))
 
     def on_logged(self, trainer: Any, metrics: Mapping[str, Any], step: int | None) -> None:
         """Record what the Trainer passes to its loggers, but not of each batch (`step`) of an evaluation."""

@@ -126,9 +126,10 @@ def test_each_rank_has_its_own_loss(host: str, tmp_path: Path) -> None:
     assert "config" not in run.verdicts["cause"].tolist()  # all ranks know the settings of the host
 
 
-def test_a_resumed_trainer_continues_at_its_step(tmp_path: Path) -> None:
-    train(tmp_path, "transformers", "yes")
-    [rows] = train(tmp_path, "transformers", "yes", "yes")
+@pytest.mark.parametrize("host", ["transformers", "lightning"])
+def test_a_resumed_trainer_continues_at_its_step(host: str, tmp_path: Path) -> None:
+    train(tmp_path, host, "yes")
+    [rows] = train(tmp_path, host, "yes", "yes")
     run = ds.open_run(tmp_path / "run")
     assert run.scalars("loss")["step"].tolist() == list(range(1, 13))
     assert len(rows) == 4

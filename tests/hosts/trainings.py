@@ -78,9 +78,10 @@ def transformers(out: str, with_us: bool, resumes: bool = False) -> list[Row]:
     return rows
 
 
-def lightning(out: str, with_us: bool) -> list[Row]:
+def lightning(out: str, with_us: bool, resumes: bool = False) -> list[Row]:
     """A GAN-free module with validation; two batches make a step."""
     from lightning.pytorch import LightningModule, Trainer, seed_everything
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     rows: list[Row] = []
     losses: list[float] = []
@@ -107,7 +108,8 @@ def lightning(out: str, with_us: bool) -> list[Row]:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.05)
 
-    callbacks = []
+    # Saved within a step, as by every_n_train_steps.
+    callbacks: list[Any] = [ModelCheckpoint(f"{out}/trainer", "saved", every_n_train_steps=STEPS)]
     if with_us:
         from distsummary.integrations.lightning import DistSummaryCallback
 
@@ -115,12 +117,13 @@ def lightning(out: str, with_us: bool) -> list[Row]:
     seed_everything(1)
     loaders = [torch.utils.data.DataLoader(Data(size), 2) for size in (64, 8)]
     trainer = Trainer(
-        max_steps=STEPS, accumulate_grad_batches=2, gradient_clip_val=1.0, logger=False, callbacks=callbacks,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        max_steps=STEPS + 4 if resumes else STEPS, accumulate_grad_batches=2, gradient_clip_val=1.0,
+        logger=False, callbacks=callbacks,
+        enable_progress_bar=False, enable_model_summary=False,
         accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), log_every_n_steps=2,
         val_check_interval=8,
     )  # fmt: skip
-    trainer.fit(Module(), *loaders)
+    trainer.fit(Module(), *loaders, ckpt_path=f"{out}/trainer/saved.ckpt" if resumes else None)
     return rows
 
 
