@@ -30,6 +30,7 @@ package are defined where they are raised; their docstrings begin with "Internal
 """
 
 import errno
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -159,7 +160,10 @@ class LandscapeCancelled(KeyboardInterrupt):
 
 def remedy_of(error: BaseException) -> str:
     """What to do about an error of the operating system; empty if there is no better advice than its text."""
-    return _REMEDIES.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+    # Some of our own have the number of the system, and a text that says more.
+    if not isinstance(error, OSError) or not error.errno or error.strerror != os.strerror(error.errno):
+        return ""
+    return _REMEDIES.get(error.errno, "")
 
 
 def reason(error: OSError) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.at_exit import DaemonThread
 from distsummary.base.columns import quoted
-from distsummary.base.processes import is_alive
+from distsummary.base.processes import is_alive, no_fork
 from distsummary.rundir.attempts import (
     Registration,
     find_attempt,
@@ -118,9 +118,10 @@ class AggregatorProcess:
         return f"ended with exit code {code}" if code else ""
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        with no_fork():
+            return subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+            )
 
 
 class ProcessCoordinator(LocalCoordinator):

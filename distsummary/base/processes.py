@@ -3,8 +3,10 @@
 import os
 import platform
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +18,9 @@ _ENDED = "ZX"  # zombie, dead
 # A thread is busy that computes, or waits for a processor, for a fifth of 0.2 s.
 BUSY_S, BUSY_SHARE = 0.2, 0.2
 _LOADED_S = time.monotonic()
+FORK_WAIT_S = 1.0  # how long a fork waits for a process that another thread starts
+
+_starting = threading.RLock()
 
 
 def in_ray(modules: Mapping[str, ModuleType] | None = None) -> bool:
@@ -30,6 +35,37 @@ def ipython_shell(modules: Mapping[str, ModuleType] | None = None) -> Any:
     ipython = (sys.modules if modules is None else modules).get("IPython")
     get_ipython = getattr(ipython, "get_ipython", None)
     return get_ipython() if get_ipython else None
+
+
+@contextmanager
+def no_fork() -> Iterator[None]:
+    """For the block, in which a process is started, other threads fork none, such as a loader's worker.
+
+    The worker would hold the pipe by which the started process says that it runs, so that the thread which
+    started it waited for as long as the worker lives.
+    """
+    with _starting:
+        yield
+
+
+def _before_fork() -> None:
+    _starting.acquire(timeout=FORK_WAIT_S)
+
+
+def _after_fork_in_parent() -> None:
+    # It may not have come in time.
+    with suppress(RuntimeError):
+        _starting.release()
+
+
+def _after_fork_in_child() -> None:
+    global _starting
+    _starting = threading.RLock()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
 
 
 def peak_memory_gib() -> float:

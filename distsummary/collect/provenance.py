@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.base.checks import as_unicode
-from distsummary.base.processes import in_ray
+from distsummary.base.processes import in_ray, no_fork
 from distsummary.base.redaction import redacted
 
 GIT_TIMEOUT_S = 5.0
@@ -51,18 +51,23 @@ def git_state(directory: Path) -> dict[str, str | bool]:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(directory), *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=GIT_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        # no git, no repository, or a timeout
-        return None
-    return done.stdout.strip()
+        with no_fork():
+            process = subprocess.Popen(
+                ["git", "--no-optional-locks", "-C", str(directory), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                encoding="utf-8",
+                errors="replace",
+            )
+    except (OSError, ValueError):
+        return None  # no git
+    with process:
+        try:
+            said, _ = process.communicate(timeout=GIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return None
+    return None if process.returncode else said.strip()
 
 
 def versions() -> dict[str, str]:

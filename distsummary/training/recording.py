@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from distsummary.base.failures import NONE, Failures
 from distsummary.base.guard import Guard, guarded
 from distsummary.base.health import Health
 from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
-from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError
+from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError, UsageError
 from distsummary.format.records import GIVEN_PLUGINS, LINEAGE_PLUGINS, RECORDED_AS, Value
 from distsummary.training.callbacks import CallbackList, CallbackParams
 from distsummary.training.finite import ON_NAN, WARN, Checked, FiniteCheck
@@ -422,6 +422,12 @@ class Recording(abc.ABC):
             for recorder in self._recorders():
                 self._own_guard.call("operators", recorder.gather)
         return True
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a run cannot be copied or sent to another process; give it values in the process that made it, "
+            "or make one in each process: ds.init(run_dir, rank=, world_size=)"
+        )
 
     def after_fork(self) -> None:
         """In a forked child: from now on, only count the values that it gives."""

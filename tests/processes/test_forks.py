@@ -3,13 +3,15 @@
 import logging
 import multiprocessing
 import os
+import pickle
 import threading
 
 import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.errors import ClosedError
+from distsummary.base import processes
+from distsummary.errors import ClosedError, UsageError
 from distsummary.events.reader import read_directory
 from distsummary.training.forks import FORKED
 from tests.manifests import whole_manifest
@@ -118,3 +120,44 @@ def test_a_strict_run_raises_in_a_forked_child(tmp_path):
 
         assert in_child(give) == 0
         assert run.health().dropped == {"scalar": 1}
+
+
+# The child would keep the pipe by which the process says that it runs, and its starter would wait for ever.
+def test_a_fork_waits_for_a_process_that_another_thread_starts(monkeypatch):
+    monkeypatch.setattr(processes, "FORK_WAIT_S", PATIENCE_S)
+    begun, goes, order = threading.Event(), threading.Event(), []
+
+    def start():
+        with processes.no_fork():
+            begun.set()
+            goes.wait(PATIENCE_S)
+            order.append("started")
+
+    starter, timer = threading.Thread(target=start), threading.Timer(0.05, goes.set)
+    starter.start()
+    begun.wait(PATIENCE_S)
+    timer.start()
+    if (pid := os.fork()) == 0:
+        with processes.no_fork():
+            os._exit(7)
+    order.append("forked")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    starter.join()
+    assert order == ["started", "forked"]
+    # A process that takes long to start stops no fork.
+    monkeypatch.setattr(processes, "FORK_WAIT_S", 0.0)
+    begun.clear()
+    goes.clear()
+    starter = threading.Thread(target=start)
+    starter.start()
+    begun.wait(PATIENCE_S)
+    if (pid := os.fork()) == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    goes.set()
+    starter.join()
+
+
+def test_a_run_says_that_it_stays_in_its_process(tmp_path):
+    with ds.init(tmp_path, quiet=True) as run, pytest.raises(UsageError, match="make one in each"):
+        pickle.dumps(run)

@@ -14,6 +14,7 @@ import distsummary as ds
 from distsummary import errors
 from distsummary.base.extras import missing_extra
 from distsummary.base.publish import replacing
+from distsummary.errors import remedy_of
 
 CLASSES = [
     kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__
@@ -105,3 +106,4 @@ def test_the_remedy_fits_the_reason_of_the_system(tmp_path: Path, number: int, r
         replacing(tmp_path / "file"),
     ):
         raise OSError(number, os.strerror(number))
+    assert remedy_of(OSError(number, "another process changed the event file")) == ""
