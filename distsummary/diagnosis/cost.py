@@ -52,13 +52,20 @@ def step_times(
     if not mine.any():
         return
     # A row of the table is a rank at a step, its columns are those of `_column`.
-    where, place = np.unique(np.stack([steps[mine], ranks[mine]], axis=1), axis=0, return_inverse=True)
-    table = np.zeros((len(where), 3))
-    np.add.at(table, (place.reshape(-1), columns[which[mine]]), values[mine])
-    starts = np.flatnonzero(np.append(True, np.diff(where[:, 0]) != 0))
-    for start, end in zip(starts, [*starts[1:], len(where)], strict=True):
+    at, reported, place = places_of(steps[mine], ranks[mine])
+    table = np.zeros((len(at), 3))
+    np.add.at(table, (place, columns[which[mine]]), values[mine])
+    starts = np.flatnonzero(np.append(True, np.diff(at) != 0))
+    for start, end in zip(starts, [*starts[1:], len(at)], strict=True):
         own, wait, every = table[start:end].T
-        yield StepTimes(int(where[start, 0]), where[start:end, 1], own, wait, int(max(1, every.max())))
+        yield StepTimes(int(at[start]), reported[start:end], own, wait, int(max(1, every.max())))
+
+
+def places_of(steps: Ints, ranks: Ints) -> tuple[Ints, Ints, Ints]:
+    """Each step of a rank once, sorted: their steps and ranks, and where each of N scalars belongs (N,)."""
+    size = int(ranks.max(initial=0)) + 1
+    found, place = np.unique(steps * size + ranks, return_inverse=True)
+    return found // size, found % size, place.reshape(-1)
 
 
 def _column(tag: str) -> int:

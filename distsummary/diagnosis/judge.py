@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.diagnosis.cost import StepTimes
+from distsummary.diagnosis.cost import StepTimes, places_of
 from distsummary.diagnosis.host import SlowHosts
 from distsummary.diagnosis.loader import SPARE
 from distsummary.diagnosis.measured_steps import next_measured
 from distsummary.diagnosis.sentence import seconds
-from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks, references_of
+from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks, median, references_of
 from distsummary.diagnosis.stalls import QUIET, Stalls, StepSpent
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.own_tags import LOADER_IDLE, PHASE_TAGS, WAIT_MS
@@ -80,8 +80,7 @@ def own_times(
     if not mine.any() or not (columns < _EVERY)[columns >= 0].any():
         return
     columns, ranks, steps, values = columns[which[mine]], ranks[mine], steps[mine], values[mine]
-    reported, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
-    place = place.reshape(-1)
+    at, reported, place = places_of(steps, ranks)
     table = np.zeros((len(reported), _IDLE + 1))
     np.add.at(table, (place, columns), values)
     times = table[:, :_EVERY].reshape(len(reported), len(_MEASURES), len(PHASES))
@@ -90,12 +89,12 @@ def own_times(
     idle = np.full(len(reported), np.inf)
     has_workers = place[columns == _IDLE]
     idle[has_workers] = table[has_workers, _IDLE]
-    # `reported` is sorted by step, so that the rows of a step follow each other.
-    starts = np.flatnonzero(np.append(True, np.diff(reported[:, 0]) != 0))
+    # The rows of a step follow each other.
+    starts = np.flatnonzero(np.append(True, np.diff(at) != 0))
     for start, end in zip(starts, [*starts[1:], len(reported)], strict=True):
         rows = slice(start, end)
         yield OwnTimes(
-            int(reported[start, 0]), reported[rows, 1], times[rows], every[rows], queued[rows],
+            int(at[start]), reported[rows], times[rows], every[rows], queued[rows],
             table[rows, _WAITED], idle[rows],
         )  # fmt: skip
 
@@ -222,7 +221,7 @@ class _Peers:
         took_ms = times[index, : _BLOCKED + 1].sum(axis=(1, 2)) + reported.waited[is_peer]
         mine = reported.idle[is_peer]
         idle_ms[index] = np.where(mine < SPARE * took_ms, 0.0, mine)
-        for one in np.unique(every).tolist():
+        for one in {*every.tolist()}:
             self._next[index[every == one]] = next_measured(reported.step, one)
         # The step is not judged if a rank has still to report it: what the others took at it says little. A
         # rank that reported nothing when it should have is not waited for.
@@ -238,26 +237,27 @@ class _Peers:
         # A stall is at a single step, which the median below hides: these times are kept for `Stalls`.
         at_once = times[:, : _BLOCKED + 1].sum(axis=1)
         self._blocked.append(times[:, _BLOCKED, _COMPUTING])
-        # Phases that compute count as blocked for the median of the newest steps, see BLOCKED_STEPS. NaN
-        # becomes 0, for a rank of which some of these steps are missing.
-        times[:, _BLOCKED, _COMPUTING] = np.nan_to_num(np.median(self._blocked, axis=0))
+        # Phases that compute count as blocked for the median of the newest steps, see BLOCKED_STEPS; for 0,
+        # of a rank of which some of these steps are missing.
+        blocked = np.array(self._blocked)
+        times[:, _BLOCKED, _COMPUTING] = np.where(np.isnan(blocked).any(axis=0), 0.0, median(blocked, 0))
         own = times[:, : _BLOCKED + 1].sum(axis=1)
-        self._loads.append((float(reported.queued[is_peer].sum()), float(np.nansum(own))))
-        queued_ms, own_ms = np.sum(self._loads, axis=0)
-        self.is_busy = bool(queued_ms > BUSY * own_ms)
+        queued = reported.queued[is_peer]
+        self._loads.append((float(queued.sum()), float(own[present].sum())))
+        queued_ms, own_ms = map(sum, zip(*self._loads, strict=True))
+        self.is_busy = queued_ms > BUSY * own_ms
         found = self._slow.add(reported.step, own, times[:, _CPU], at_once=at_once, is_busy=self.is_busy)
         for slow in found:
             (self._are_slow.add if slow.until is None else self._are_slow.discard)(slow.rank)
-        waited_ms = (reported.queued + reported.waited)[is_peer]
+        took_ms = np.where(present, at_once.sum(axis=1), 0.0)[index] + queued + reported.waited[is_peer]
         spent = StepSpent(
             own=own,
             at_once=at_once,
             queued=times[:, _QUEUE],
-            wall_ms=float(np.max(np.nansum(at_once[index], axis=1) + waited_ms)),
-            is_quiet=bool(queued_ms < QUIET * own_ms),
+            wall_ms=float(took_ms.max()),
+            is_quiet=queued_ms < QUIET * own_ms,
         )
         found += self.stalls.add(reported.step, self.ranks, spent, slow=self._are_slow, is_busy=self.is_busy)
-        queued = reported.queued[is_peer]
         if present.all():
             found += self._hosts.add(
                 reported.step, self.ranks, times[:, _CPU], queued, spent.wall_ms, slow=self._are_slow

@@ -49,6 +49,7 @@ REFRESH = 20
 SKIPPED = 5
 
 _COMPUTE = [PHASES.index(phase) for phase in COMPUTE]
+_EXCESS, _OWN, _COMPUTED, _AT_ONCE = range(4)  # the places in a row of what each rank spent
 _SIZES = np.array(WINDOWS)
 _LAST = _SIZES - 1
 
@@ -95,12 +96,9 @@ class SlowRanks:
         self._scales: deque[float] = deque(maxlen=WINDOWS[-1])
         self._scale = 1.0  # milliseconds of a step of the peers' own
         self._seen = 0
-        # of the newest steps, oldest first: excess, own and computed milliseconds, those of the peers, and
-        # the largest mean of each window
-        self._excess = np.zeros((WINDOWS[-1], *shape))
-        self._own = np.zeros((WINDOWS[-1], *shape))
-        self._computed = np.zeros((WINDOWS[-1], *shape))
-        self._at_once = np.zeros((WINDOWS[-1], *shape))
+        # of the newest steps, oldest first: what ranks spent, see _EXCESS; that of the peers, and the largest
+        # mean of each window
+        self._rows = np.zeros((WINDOWS[-1], 4, *shape))
         # what own and computed milliseconds are compared with, see `references_of`
         self._reference = np.zeros((WINDOWS[-1], 2 if len(self._ranks) == 2 else 1, 2, len(PHASES)))
         self._means = np.zeros((WINDOWS[-1], len(WINDOWS), len(PHASES)))
@@ -127,11 +125,9 @@ class SlowRanks:
         if new:
             self._reference = self._reference.mean(axis=1, keepdims=True)
         for index in new:
-            self._excess = np.insert(self._excess, index, 0.0, axis=1)
-            reference = self._reference[:, 0]
-            self._own = np.insert(self._own, index, reference[:, 0], axis=1)
-            self._computed = np.insert(self._computed, index, reference[:, 1], axis=1)
-            self._at_once = np.insert(self._at_once, index, reference[:, 0], axis=1)
+            own, computed = np.moveaxis(self._reference[:, 0], 1, 0)
+            row = np.stack([np.zeros_like(own), own, computed, own], axis=1)
+            self._rows = np.insert(self._rows, index, row, axis=2)
             self._is_clean = np.insert(self._is_clean, index, False, axis=1)
             self._history = deque((np.insert(row, index, np.nan, axis=0) for row in self._history), HISTORY)
             self._usual = np.insert(self._usual, index, 0.0, axis=0)
@@ -167,8 +163,8 @@ class SlowRanks:
         both: Floats = np.stack([own, computed], axis=1)
         reference = references_of(both[present], len(self._ranks))
         # The scale is a median over many steps, so that one long step of all ranks does not hide an excess.
-        self._scales.append(float(_median(own[present].sum(axis=1), 0)))
-        self._scale = float(_median(np.array(self._scales), 0)) or 1.0
+        self._scales.append(float(median(own[present].sum(axis=1), 0)))
+        self._scale = float(median(np.array(self._scales), 0)) or 1.0
         excess = np.clip((own - reference[:, 0]) / self._scale, -CLIP, CLIP)
         # A rank that does not report the step counts as usual: the windows of all ranks move together.
         excess = np.where(present[:, None], excess, self._usual)
@@ -183,21 +179,15 @@ class SlowRanks:
         if len(self._steps) == self._steps.maxlen:
             clean = self._is_clean[0]
             if clean.any():
-                self._history.append(np.where(clean[:, None], self._excess[0], np.nan))
+                self._history.append(np.where(clean[:, None], self._rows[0, _EXCESS], np.nan))
                 self._largest.append(self._means[0].copy())
-        pushed: list[tuple[Floats, Floats]] = [
-            (self._excess, excess),
-            (self._own, both[:, 0]),
-            (self._computed, both[:, 1]),
-            (self._at_once, both[:, 0] if at_once is None else at_once),
-            (self._reference, reference),
-        ]
-        for ring, row in pushed:
+        for ring in (self._rows, self._reference, self._is_clean, self._means):
             ring[:-1] = ring[1:]
-            ring[-1] = row
+        newest = self._rows[-1]
+        newest[_EXCESS], newest[_OWN], newest[_COMPUTED] = excess, both[:, 0], both[:, 1]
+        newest[_AT_ONCE] = both[:, 0] if at_once is None else at_once
+        self._reference[-1] = reference
         self._steps.append(step)
-        for ring in (self._is_clean, self._means):
-            ring[:-1] = ring[1:]
         # Steps of a rank that is reported as slow must not become what is usual of it, or of its only peer.
         self._is_clean[-1] = [index not in self._open for index in range(len(self._ranks))]
         if len(self._ranks) == 2 and self._open:
@@ -210,16 +200,16 @@ class SlowRanks:
     def _refresh(self) -> None:
         """Look at the history again: what is usual of each rank and phase, and what would not be."""
         is_known = len(self._history) >= KNOWN
-        past = np.stack(self._history) if is_known else self._excess[-len(self._steps) :]
+        past = np.stack(self._history) if is_known else self._rows[-len(self._steps) :, _EXCESS]
         floors = FLOORS if is_known else UNKNOWN * FLOORS
-        middle, are_there = np.zeros(past.shape[1:]), ~np.isnan(past).all(axis=0)
-        middle[are_there] = np.nanmedian(past[:, are_there], axis=0)
+        middle = _median_of_those_there(past)
+        are_there = ~np.isnan(middle)
         if is_known:
             # A rank that was quicker than its peers may become as slow as they.
             self._usual[are_there] = np.maximum(middle[are_there], 0.0)
         # 1.4826 times the median absolute deviation estimates the standard deviation of normal noise,
         # whatever the outliers. The mean of a window varies less, by the root of its length.
-        deviation = 1.4826 * np.nanmedian(np.abs(past - middle), axis=(0, 1))
+        deviation = 1.4826 * _median_of_those_there(np.abs(past - middle).reshape(-1, len(PHASES)))
         noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
         largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())
         self._limits = np.maximum(np.maximum(floors[:, None], noise), MARGIN * largest)
@@ -229,20 +219,19 @@ class SlowRanks:
 
         It is 0 if it is less than LEAST_MS, and for a window that is not filled yet.
         """
-        rows = np.stack([self._excess, self._own, self._computed], axis=1)
         # Sums from the newest step backwards, of which each window takes the one at its length.
-        sums = np.cumsum(rows[::-1], axis=0)[_LAST] / _SIZES[:, None, None, None]
+        sums = np.cumsum(self._rows[::-1, :_AT_ONCE], axis=0)[_LAST] / _SIZES[:, None, None, None]
         reference = np.cumsum(self._reference[::-1], axis=0)[_LAST] / _SIZES[:, None, None, None]
-        means: Floats = sums[:, 0] - self._usual
+        means: Floats = sums[:, _EXCESS] - self._usual
         # What the other phases of the rank take longer is due to the host, see SHARED: the largest of their
         # factors is subtracted, and for the phase with the largest one the second largest.
-        computed, peers = sums[:, 2][:, :, _COMPUTE], reference[:, :, 1, _COMPUTE]
+        computed, peers = sums[:, _COMPUTED][:, :, _COMPUTE], reference[:, :, 1, _COMPUTE]
         is_sizeable = peers > SIZEABLE * self._scale
         more = np.where(is_sizeable, computed / np.where(is_sizeable, peers, 1.0) - 1.0, 0.0)
         second, largest = np.moveaxis(np.sort(more, axis=2)[:, :, -2:, None], 2, 0)
         others = np.where(more == largest, second, largest)
         means[:, :, _COMPUTE] -= np.clip(others, 0.0, SHARED) * peers / self._scale
-        means[(sums[:, 1] - reference[:, :, 0]) < LEAST_MS] = 0.0
+        means[(sums[:, _OWN] - reference[:, :, 0]) < LEAST_MS] = 0.0
         means[len(self._steps) < _SIZES] = 0.0
         return means
 
@@ -255,14 +244,14 @@ class SlowRanks:
             return []
         _, index, phase = np.unravel_index(int(np.argmax(ratios)), ratios.shape)
         since = self._onset(int(index), int(phase))
-        rows = slice(len(self._own) - len(self._steps) + self._steps.index(since), None)
-        of_phase = self._at_once[rows, :, phase]
+        rows = slice(len(self._rows) - len(self._steps) + self._steps.index(since), None)
+        of_phase = self._rows[rows, _AT_ONCE, :, phase]
         found = Slow(
             rank=self._ranks[index],
             phase=PHASES[phase],
             since=since,
             reported=step,
-            excess=float((self._excess[rows, index, phase] - self._usual[index, phase]).mean()),
+            excess=float((self._rows[rows, _EXCESS, index, phase] - self._usual[index, phase]).mean()),
             own_ms=float(np.nanmean(of_phase[:, index])),
             peers_ms=float(np.nanmean([self._of_peers(row, int(index)) for row in of_phase])),
             peers_step_ms=self._scale,
@@ -282,7 +271,7 @@ class SlowRanks:
     def _onset(self, index: int, phase: int) -> int:
         """The step at which the excess began: from there on, it is at least half of the newest on average."""
         steps = list(self._steps)
-        excess = self._excess[-len(steps) :, index, phase] - self._usual[index, phase]
+        excess = self._rows[-len(steps) :, _EXCESS, index, phase] - self._usual[index, phase]
         half = float(excess[-WINDOWS[0] :].mean()) / 2
         # The sum of what exceeds half, from the newest step backwards, is largest at the onset.
         gains = np.cumsum((excess - half)[::-1])
@@ -292,7 +281,7 @@ class SlowRanks:
         over = []
         for index, slow in list(self._open.items()):
             phase = PHASES.index(slow.phase)
-            last = self._excess[-WINDOWS[2] :, index, phase] - self._usual[index, phase]
+            last = self._rows[-WINDOWS[2] :, _EXCESS, index, phase] - self._usual[index, phase]
             rows = last[-WINDOWS[1] :]
             is_low = rows.mean() < min(slow.excess / 3, OVER) and last.mean() < 0.6 * slow.excess
             if self._seen - self._reported_at[index] >= WINDOWS[1] and is_low:
@@ -302,9 +291,9 @@ class SlowRanks:
                 until = self._steps[len(self._steps) - len(rows) + place - 1]
                 over.append(replace(slow, until=until))
                 # Its windows become those of its peers, so that what is over is not reported again.
-                self._excess[:, index] = self._usual[index]
+                self._rows[:, _EXCESS, index] = self._usual[index]
                 reference = self._reference[:, min(index, self._reference.shape[1] - 1)]
-                self._own[:, index], self._computed[:, index] = np.moveaxis(reference, 1, 0)
+                self._rows[:, _OWN:_AT_ONCE, index] = reference
                 self._now[:, index] = 0.0
         return over
 
@@ -314,12 +303,20 @@ def references_of(times: Floats, ranks: int) -> Floats:
 
     Of two `ranks` in all, what each of them is compared with (2, ...): the other one's.
     """
-    return times[::-1] if ranks == 2 else _median(times, 0)[None]
+    return times[::-1] if ranks == 2 else median(times, 0)[None]
 
 
-def _median(values: Floats, axis: int) -> Floats:
-    """The median along an axis; of a few numbers, ten times as quick as NumPy's."""
+def median(values: Floats, axis: int) -> Floats:
+    """The median along an axis; of a few numbers, ten times as quick as NumPy's. No value is NaN."""
     ordered = np.sort(values, axis=axis)
     size = values.shape[axis]
     middle: Floats = ordered.take([(size - 1) // 2, size // 2], axis=axis).sum(axis=axis) / 2
+    return middle
+
+
+def _median_of_those_there(values: Floats) -> Floats:
+    """The median of those of N values that are not NaN (N, ...); NaN where there is none."""
+    ordered, counts = np.sort(values, axis=0), (~np.isnan(values)).sum(axis=0)
+    low, high = (np.take_along_axis(ordered, at[None], 0)[0] for at in ((counts - 1) // 2, counts // 2))
+    middle: Floats = np.where(counts, (low + high) / 2, np.nan)
     return middle

@@ -1,5 +1,6 @@
 """Stalls: finds the rank that takes much longer than its peers at a few steps, such as to open a file."""
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.diagnosis.slow import PHASES, SKIPPED, Slow, references_of
+from distsummary.diagnosis.slow import PHASES, SKIPPED, Slow, median, references_of
 
 Floats = NDArray[np.float64]
 
@@ -68,6 +69,7 @@ class Stalls:
     def __init__(self) -> None:
         self._seen, self._wall_ms = 0, 0.0
         self._steps_ms: deque[float] = deque(maxlen=WINDOW)  # of the peers' own
+        self._sorted_ms: list[float] = []  # the same
         self._stalls: dict[tuple[int, str], deque[_Stall]] = {}  # of a rank in a phase
         self._great: dict[tuple[int, str], deque[_Stall]] = {}  # of these, the long ones
         self._last: dict[tuple[int, str], int] = {}  # the step of the last one
@@ -100,8 +102,8 @@ class Stalls:
         self._seen += 1
         if self._seen <= SKIPPED:
             return []
-        self._steps_ms.append(float(np.median(spent.own[present].sum(axis=1))))
-        step_ms = float(np.median(self._steps_ms))
+        self._note(float(median(spent.own[present].sum(axis=1), 0)))
+        step_ms = self._step_ms
         own, reference, is_sure = self._at_this_step(spent, present, step_ms)
         # What a rank stalled before it was found to be slow at each step is part of that.
         self._slow_until |= dict.fromkeys(slow, self._seen)
@@ -119,6 +121,19 @@ class Stalls:
                 begun += [self._begin(key, stalls)] if stalls else []
         self._wall_ms += spent.wall_ms
         return [*self._ended(), *begun]
+
+    def _note(self, own_ms: float) -> None:
+        """Note how long the peers worked by themselves at a step."""
+        if len(self._steps_ms) == WINDOW:
+            del self._sorted_ms[bisect_left(self._sorted_ms, self._steps_ms[0])]
+        self._steps_ms.append(own_ms)
+        insort(self._sorted_ms, own_ms)
+
+    @property
+    def _step_ms(self) -> float:
+        """The median of these."""
+        middle, ordered = len(self._sorted_ms) // 2, self._sorted_ms
+        return (ordered[middle] + ordered[(len(ordered) - 1) // 2]) / 2
 
     @staticmethod
     def _at_this_step(
@@ -172,7 +187,7 @@ class Stalls:
         steps, count = self._seen - stalls[0].number + 1, len(stalls)
         # Of the phases that compute, only stalls that no batch explains count in full, see LONG and MORE.
         if key[1] in COMPUTING:
-            least_ms = LONG * float(np.median(self._steps_ms))
+            least_ms = LONG * self._step_ms
             count = max(sum(one.lost_ms >= least_ms for one in stalls), count - (MORE - FEWEST))
         if steps < SPAN or count < FEWEST + OTHERS * self._of_others(key, ranks, self._stalls):
             return []
@@ -205,7 +220,7 @@ class Stalls:
             excess=SHARE,
             own_ms=0.0,
             peers_ms=0.0,
-            peers_step_ms=float(np.median(self._steps_ms)),
+            peers_step_ms=self._step_ms,
         )
         return self._as_of_now(key)
 
