@@ -1,7 +1,7 @@
 """Alerts: what alerts.jsonl says: the findings, messages and ends that were reported while the ranks trained.
 
 A line is JSON: `time` (seconds since the epoch), `attempt`, the fields of a `Verdict`, and, of an alert that
-was neither printed nor passed on, `held`: "mute", "level", "rate" or "cost".
+was neither printed nor passed on, `held`: "mute", "level", "rate", "cost" or "said".
 """
 
 import math
@@ -15,13 +15,17 @@ from distsummary.diagnosis.stuck import says_where
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import (
     AWAITED,
+    CONFIG,
+    DRIFT,
     DROPPED,
     ERROR,
     FAILED,
+    GROWTH,
     HANG,
     INFO,
     INTERRUPTED,
     LOST,
+    MEMORY,
     MESSAGE,
     OF_THE_RUN,
     SLOW,
@@ -39,8 +43,11 @@ from distsummary.rundir.states import AttemptState
 Key = tuple[int, int, str, int]
 Alert = dict[str, Any]
 HANGS = (HANG, AWAITED)
-# Of `held`: the user wants no alerts of this cause; a slow rank has cost little so far.
-MUTED, SMALL = "mute", "cost"
+# Of `held`: the user wants no alerts of this cause; a slow rank has cost little so far; another alert is
+# about the same, see SAYS_MORE.
+MUTED, SMALL, SAID = "mute", "cost", "said"
+# Findings that say more of a rank than others, which are about the same; how the evidence of these follows.
+SAYS_MORE = {GROWTH: (MEMORY, "it has"), DRIFT: (CONFIG, "its settings differ:")}
 
 
 def read_alerts(
@@ -123,13 +130,40 @@ def is_finding(alert: Mapping[str, Any]) -> bool:
     return level_in(alert) != INFO and alert["cause"] != INTERRUPTED
 
 
+def ranks_in(alert: Mapping[str, Any]) -> set[int]:
+    """The ranks that an alert is about."""
+    return {*(alert.get("ranks") or [alert["rank"]])}
+
+
+def each_fact_once(alerts: Iterable[Alert]) -> list[Alert]:
+    """The alerts; those that say more of the same ranks than others have the evidence of these, which go."""
+    left = [*alerts]
+    for cause, (included, words) in SAYS_MORE.items():
+        for less in [one for one in left if one["cause"] == included]:
+            more = [
+                one
+                for one in left
+                if one["cause"] == cause and one.get("held") != MUTED and ranks_in(one) & ranks_in(less)
+                if one.get("attempt", 0) == less.get("attempt", 0)
+            ]
+            # An alert that is also about other ranks stays.
+            if ranks_in(less) <= set[int]().union(*map(ranks_in, more)):
+                for one in more:
+                    left[left.index(one)] = one | {
+                        "evidence": f"{one['evidence']}; {words} {less['evidence']}",
+                        "lost_s": max(one.get("lost_s") or 0.0, less.get("lost_s") or 0.0),
+                    }
+                left.remove(less)
+    return left
+
+
 def holds(alert: Mapping[str, Any], attempt: AttemptState | None) -> bool:
     """Whether what was reported still is so: no lost or failed rank runs again or has finished since."""
     is_end = attempt is not None and alert["cause"] in (LOST, FAILED)
     if attempt is None or not is_end or alert.get("attempt", 0) != attempt.attempt:
         return True
     well = {rank.rank for rank in attempt.ranks if rank.state in ("running", *TRAINED)}
-    return not well.issuperset(alert.get("ranks") or [alert["rank"]])
+    return not well.issuperset(ranks_in(alert))
 
 
 def as_reported(hung: Iterable[Verdict], alerts: Iterable[Alert], attempt: AttemptState) -> list[Verdict]:
@@ -154,7 +188,7 @@ def open_findings(
         alerts: of the run. attempt: the newest one; None: of a run without run.json, all count.
         stuck: the ranks of the attempt that hang now, by `stuck_files.hung_ranks`.
     """
-    listed = [alert for alert in alerts if is_finding(alert) and holds(alert, attempt)]
+    listed = each_fact_once(alert for alert in alerts if is_finding(alert) and holds(alert, attempt))
     shown = (one for one in listed if one.get("held") not in (MUTED, SMALL))
     reported = [*filter(None, map(_verdict_of, shown))]
     if attempt is None:
@@ -230,18 +264,18 @@ def with_reported(judged: Iterable[tuple[int, Verdict]], run_dir: RunDir) -> lis
     That is what was reported of steps which a later attempt has repeated, or whose files are gone. Each
     verdict has its attempt; they come by attempt, then in the order in which they were reported.
     """
-    found = [*judged]
     left = {
         key_of(alert): alert
         for alert in read_alerts(run_dir)
         if alert["cause"] not in (*STOPPED, AWAITED) and is_finding(alert)
     }
-    own = [{"attempt": attempt, **verdict.as_json()} for attempt, verdict in found]
+    own = [{"attempt": attempt, **verdict.as_json()} for attempt, verdict in judged]
     # Exact keys go first, so that no alert is taken for a neighboring episode before its own is found.
     for alert in [one for one in own if left.pop(key_of(one), None) is None]:
         if (same := same_episode(alert, left)) is not None:
             del left[same]
-    found += [(one.attempt, one.verdict) for one in filter(None, map(_verdict_of, left.values()))]
+    whole = filter(None, map(_verdict_of, each_fact_once([*own, *left.values()])))
+    found = [(one.attempt, one.verdict) for one in whole]
     return sorted(found, key=lambda one: (one[0], one[1].reported_step))
 
 

@@ -17,6 +17,8 @@ from distsummary.base.publish import open_own
 from distsummary.diagnosis.alerts import (
     HANGS,
     MUTED,
+    SAID,
+    SAYS_MORE,
     SMALL,
     Alert,
     Key,
@@ -25,6 +27,7 @@ from distsummary.diagnosis.alerts import (
     key_of,
     level_in,
     parsed,
+    ranks_in,
     same_episode,
 )
 from distsummary.diagnosis.cost import intervals_of, is_small
@@ -151,9 +154,23 @@ class Alerts:
             return LOW
         if self._is_small(alert):
             return SMALL
+        if any(self._is_about_same(one, alert) for one in self._newest.values()):
+            return SAID
         self._reported = [one for one in self._reported if one[0] > alert["time"] - HOUR_S]
         counted = sum(one >= level for _, one in self._reported)
         return RATE if counted >= settings.most_per_hour else None
+
+    @staticmethod
+    def _is_about_same(known: Alert, alert: Alert) -> bool:
+        """Whether an alert that was said, of no lower level, says as much or more of the same ranks."""
+        pair = known["cause"], alert["cause"]
+        return (
+            any({*pair} == {cause, less} for cause, (less, _) in SAYS_MORE.items())
+            and known.get("attempt", 0) == alert["attempt"]
+            and known.get("held") is None
+            and bool(ranks_in(known) & ranks_in(alert))
+            and LEVELS.index(level_in(known)) >= LEVELS.index(level_in(alert))
+        )
 
     def _is_small(self, alert: Alert) -> bool:
         return is_small(alert["cause"], alert["lost_s"], time.time() - self._began_s)

@@ -16,6 +16,7 @@ from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import (
     MUTED,
     alerts_as_of_now,
+    each_fact_once,
     hangs_among,
     holds,
     is_finding,
@@ -384,7 +385,7 @@ class RecordedRun:
             number = {"attempt": newest.attempt}
             rows += [number | one.as_json() for one in unreported_end(said, newest)]
             rows = [row for row in rows if holds(row, newest)]
-        return _with_sentences(rows, is_over=newest is not None and is_over(newest))
+        return _with_sentences(each_fact_once(rows), is_over=newest is not None and is_over(newest))
 
     def stamp(self) -> str:
         """A text that is another one when the run has recorded more or a rank is in another state.

@@ -8,7 +8,7 @@ import pytest
 
 import distsummary as ds
 from distsummary.diagnosis import reporting
-from distsummary.diagnosis.alerts import open_findings, read_alerts, worst_level
+from distsummary.diagnosis.alerts import open_findings, read_alerts, with_reported, worst_level
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import CAUSES, ENDS, MESSAGE, Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -156,6 +156,32 @@ def test_starts_infos_and_muted_alerts_are_no_findings():
     ]
     found[-2]["held"] = "mute"
     assert [one.cause for one in open_findings(found, None)] == ["failed", "lost", "data", "dropped"]
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected", "printed"),
+    [
+        (["memory", "growth"], [("growth", (), "growth; it has memory")], 1),
+        (["growth", "memory"], [("growth", (), "growth; it has memory")], 1),
+        (["config", "drift"], [("drift", (), "drift; its settings differ: config")], 2),  # an error is said
+        (["growth", ("memory", 2)], [("growth", (), "growth"), ("memory", (), "memory")], 2),
+        (
+            ["drift", ("config", 1, 2)],
+            [("drift", (), "drift"), ("config", (1, 2), "config")],  # of the drift, rank 2 is no part
+            1,
+        ),
+    ],
+)
+def test_one_fact_is_one_finding_with_the_evidence_of_both(run_dir, capsys, reported, expected, printed):
+    alerts = Alerts(run_dir)
+    for number, one in enumerate(reported):
+        cause, *ranks = (one, 1) if isinstance(one, str) else one
+        made = verdict(cause, 10 + number, rank=ranks[0], evidence=cause)
+        alerts.report(0, replace(made, ranks=tuple(ranks) if len(ranks) > 1 else ()))
+    found = open_findings(read_alerts(run_dir), None)
+    assert [(one.cause, one.ranks, one.evidence) for one in found] == expected
+    assert [one for _, one in with_reported([], run_dir)] == found
+    assert len(lines(capsys)) == printed
 
 
 def test_an_alert_of_an_older_version_has_the_level_of_its_cause(run_dir):
