@@ -40,6 +40,14 @@ def uncompile(module: nn.Module) -> None:
     module._compiled_call_impl = None
 
 
+def join_of(module: nn.Module) -> object:
+    """The `DDP.join` that a module is in, or was in last: another object each time.
+
+    None for a module without it, and in a version that keeps it elsewhere.
+    """
+    return getattr(module, "_join_config", None)
+
+
 @private("torch._dynamo's InstructionTranslator", "", lambda: True)
 def is_fullgraph() -> bool:
     """Whether torch.compile traces with fullgraph=True, so that a call that it cannot trace is an error.

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -178,6 +179,10 @@ class Run(Recording):
         self._phases: Phases | None = None  # measured from two ranks on, to find the one that is slow
         self._measured: list[Any] = []  # what reports to them from torch
         self._body = REST  # the phase with which the body of a step begins
+        # The `DDP.join` that the model is in or was in last; how many have begun in loops of `next_step`.
+        self._join_of: Callable[[], object] = lambda: None
+        self._joined: object = None
+        self._joins = 0
         # Values may be given before any hook is called, and are recorded then.
         close_at_exit(self._close_at_exit)
         self._stop_listening: Callable[..., None] = _nothing
@@ -335,9 +340,7 @@ class Run(Recording):
         finally:
             # This is reached also if the loader raises. If another loop has begun, the phase is that one's.
             if self._phases is not None and self._opener in (None, opener):
-                self._phases.enter(REST)
-                self._phases.loader.end()
-                self._phases.is_in_loop = False
+                self._phases.end_loop(self._params["cur_step_num"])
         if not self._in_epochs:
             self._settle_epoch()
 
@@ -524,8 +527,11 @@ class Run(Recording):
         network = self._params.network
         # A torch model reports its phases itself. One that takes no hooks leaves two: data and the rest.
         if network is not None and framework_of(network).name == "torch":
+            from distsummary.frameworks.torch_private import join_of
             from distsummary.training.timing.torch_phases import TorchPhases
 
+            self._join_of = partial(join_of, network)
+            self._joined = self._join_of()
             try:
                 self._measured.append(TorchPhases(network, phases))
                 self._body = FORWARD
@@ -609,8 +615,12 @@ class Run(Recording):
             if is_timed:
                 logged.update(found)
             # Ranks whose epochs begin at different steps are not compared.
-            if step == self._steps_before_epoch + 1:
-                logged[EPOCH] = float(params["cur_epoch_num"])
+            is_first = step == self._steps_before_epoch + 1
+            # A loop without a loader has no epochs; `DDP.join` begins where one would.
+            if type(opener) is ManualStep and (joined := self._join_of()) is not self._joined:
+                self._joined, self._joins, is_first = joined, self._joins + 1, True
+            if is_first:
+                logged[EPOCH] = float(params["cur_epoch_num"] + self._joins)
         # A quick check of all numbers: with a NaN or an infinity, their sum is not in this range.
         try:
             is_finite = LOWEST < sum(logged.values()) < LARGEST  # type: ignore[arg-type]

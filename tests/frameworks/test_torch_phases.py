@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 from distsummary.diagnosis.measured_steps import is_measured, next_measured
+from distsummary.format.own_tags import EPOCH
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.run import Run
@@ -98,6 +99,21 @@ def measured(
                 optimizer.step()
                 optimizer.zero_grad()
     return keeps.logged
+
+
+def test_each_join_of_ddp_begins_an_epoch_in_a_loop_without_a_loader() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model, keeps = nn.parallel.DistributedDataParallel(nn.Linear(2, 1)), Keeps()
+        with Run(callbacks=keeps, network=model, topology=Topology(rank=0, world_size=2)) as run:
+            for count in (2, 3, 1):
+                with model.join():
+                    for _ in range(count):
+                        with run.next_step():
+                            model(torch.ones(1, 2)).sum().backward()
+    finally:
+        distributed.destroy_process_group()
+    assert [EPOCH in logged for logged in keeps.logged] == [True, False, True, False, False, True]
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])

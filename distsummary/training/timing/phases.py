@@ -54,6 +54,7 @@ SHARE = 0.01  # of the time, what marks may cost on average
 AROUND_S = 90e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
+LOOP = 4  # a loop has at least so many marked steps for each one that is marked as it follows a loop
 # That is looked at before if the median of so many steps has become so many times as long.
 EARLY, SLOWER = 4, 4.0
 READINGS = 3  # of clocks that were not read together, at most
@@ -148,6 +149,7 @@ class Phases:
         self._starved_s: dict[int, float] = {}  # how long workers waited, as far as no batch was late for it
         self._interrupted: str | None = None  # the phase in which garbage is being collected
         self.every, self.is_marked = 1, True
+        self._after_loop = 0  # the newest step that is marked as it is the first after a loop
         self.on_marked: Callable[[bool], None] = lambda is_marked: None
         self.on_failure: Callable[[str], None] = lambda reason: None
         self._is_weighed, self._cost_s = True, 0.0  # what it costs is measured; the CPU time in this step
@@ -239,13 +241,28 @@ class Phases:
     @guarded()
     def begin_step(self, step: int) -> None:
         """A step begins, which is marked or not."""
-        is_marked = is_measured(step, self.every)
-        if is_marked == self.is_marked:
-            return
-        if not is_marked:
+        is_marked = is_measured(step, self.every) or step == self._after_loop
+        if is_marked and not self.is_marked:
+            self._mark()
+        elif self.is_marked and not is_marked:
             self.is_marked = False
             self.on_marked(False)
-            return
+
+    @guarded()
+    def end_loop(self, step: int) -> None:
+        """A loop ends with this step.
+
+        What follows, such as an evaluation, is a part of the next step, which is marked, as it may be long:
+        after loops of some steps only, so that marks take little more time.
+        """
+        if not self.is_marked and step >= self._after_loop + LOOP * self.every:
+            self._after_loop = step + 1
+            self._mark()
+        self.enter(REST)
+        self.loader.end()
+        self.is_in_loop = False
+
+    def _mark(self) -> None:
         # Garbage may be collected at any point below: until the phase is a real one and its clocks have been
         # read, the step is not marked.
         self.on_marked(True)
@@ -261,9 +278,11 @@ class Phases:
         found: dict[str, float] = {}
         if self.is_marked:
             found = self.take(RECORDING)
-            self._choose(found[OWN_MS] + found[WAIT_MS])
-            if self.every > 1:
-                found[EVERY] = float(self.every)
+            # One that is marked since it follows a loop stands for itself alone.
+            if step != self._after_loop:
+                self._choose(found[OWN_MS] + found[WAIT_MS])
+                if self.every > 1:
+                    found[EVERY] = float(self.every)
         self.begin_step(step + 1)
         self.current = RECORDING
         return found

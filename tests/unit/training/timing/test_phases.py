@@ -531,3 +531,19 @@ def test_when_steps_become_slower_more_are_marked_soon(clocks: Turned, phases: P
         if step == 1000:
             assert phases.every >= 16
     assert phases.every == 1
+
+
+def test_the_first_step_after_a_loop_is_marked_whatever_comes_between(clocks: Turned, phases: Phases) -> None:
+    phases.every, step, found = 4, 0, dict[int, dict[str, float]]()
+    for length in (18, 18, 18, 3, 1):
+        for _ in range(length):
+            step += 1
+            phases.enter(FORWARD)
+            clocks.turn(cpu=1)
+            found[step] = phases.end_step(step)
+        phases.end_loop(step)
+        clocks.turn(blocked=900)
+    assert not any(is_measured(step, 4) for step in (19, 37, 55, 58))
+    assert [of(found[step], REST) for step in (19, 37, 55)] == [(0, 900, 0)] * 3
+    assert not any(EVERY in found[step] for step in (19, 37, 55))
+    assert found[58] == {}  # it follows a short loop: marks would take too much time
