@@ -1,5 +1,6 @@
 """Checks the manifests of a run, run.json and those of the ranks, against the event files; rebuilds them."""
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -72,8 +73,15 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
         found.append(finding(run.alerts_path, "reports_damaged", unread))
     for directory in {run.base, *run.rank_dirs("train").values()}:
         for file in (FACTS, PARTS, COMMAND):
-            if problem := problem_of(directory / file):
-                found.append(finding(directory / file, "facts_damaged", problem))
+            try:
+                if problem := problem_of(directory / file):
+                    found.append(finding(directory / file, "facts_damaged", problem))
+            except OSError as error:
+                # The command line is its user's alone.
+                if file != COMMAND or error.errno != errno.EACCES:
+                    found.append(
+                        finding(directory / file, "unreadable", f"it cannot be read: {reason(error)}")
+                    )
     return found
 
 

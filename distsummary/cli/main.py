@@ -23,7 +23,7 @@ from distsummary.base.columns import named, printable, quoted, width_of
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.terminal import cleaned, pausing_progress, printed, showing_progress
-from distsummary.errors import DistSummaryError, InvalidValueError, WorldMismatchError
+from distsummary.errors import DistSummaryError, InvalidValueError, WorldMismatchError, reason
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
 
 # Messages name arguments of Python functions; the command line names its options instead. An argument is
@@ -105,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (DistSummaryError, OSError) as error:
         # An OSError is raised if the operating system refuses a path.
-        printed(f"distsummary {options.verb}: {in_options(str(error))}", file=sys.stderr)
+        is_systems = not isinstance(error, DistSummaryError) and error.filename
+        said = f"{error.filename}: {reason(error)}" if is_systems else in_options(str(error))
+        printed(f"distsummary {options.verb}: {said}", file=sys.stderr)
         is_wrong = isinstance(error, FileNotFoundError | NotADirectoryError | InvalidValueError)
         # In a WorldMismatchError the files disagree with each other, and the arguments are right.
         is_wrong &= not isinstance(error, WorldMismatchError)

@@ -88,12 +88,12 @@ def read_attempts(path: Path, kind: Any = Any) -> dict[str, Any]:
 
 
 def problem_of(path: Path) -> str:
-    """Why a file of a rank about its attempts cannot be read; empty if it can, or is not there."""
+    """How a file of a rank about its attempts is damaged; empty if it is not, or missing. Raises OSError."""
     try:
         _attempts(path, Any)
     except FileNotFoundError:
         return ""
-    except (OSError, DamagedFileError) as error:
+    except DamagedFileError as error:
         return str(error)
     return ""
 

@@ -1,10 +1,13 @@
 """Each thing that is wrong with a run is named with its file; what can be mended is, and nothing is lost."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+import distsummary as ds
 from distsummary.base.publish import TEMPORARY
 from distsummary.cli import fsck as fsck_module
 from distsummary.cli.findings import KINDS
@@ -339,3 +342,30 @@ def test_a_line_for_the_terminal_holds_no_control_characters(nasty_tmp_path: Pat
 
 def test_every_mendable_kind_names_the_repair():
     assert all("--repair" in kind.remedy for kind in KINDS.values() if kind.is_repairable)
+
+
+# The command line of a run is its user's alone; another user checks the rest.
+@pytest.mark.parametrize(
+    ("name", "number", "found"),
+    [
+        ("command.json", errno.EACCES, []),
+        ("command.json", errno.EIO, ["it cannot be read: Input/output error; see what the system says"]),
+        ("facts.json", errno.EACCES, ["it cannot be read: Permission denied; fix the permissions"]),
+    ],
+)
+def test_a_small_file_that_cannot_be_read_is_not_called_damaged(tmp_path, monkeypatch, name, number, found):
+    with ds.init(tmp_path, rank=0, world_size=2, aggregate=False, quiet=True) as run:
+        for _ in run.steps(range(2)):
+            run.log(loss=0.5)
+    real_open = open
+
+    def refusing(path, *arguments, **options):
+        if Path(path).name == name and Path(path).exists():
+            raise OSError(number, os.strerror(number), path)
+        return real_open(path, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", refusing)
+    findings = [one for one in fsck(tmp_path).findings if one.is_problem]
+    assert [one.kind for one in findings] == ["unreadable"] * len(found)
+    for one, text in zip(findings, found, strict=True):
+        assert text in one.as_line()
