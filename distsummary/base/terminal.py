@@ -200,8 +200,8 @@ def painted(text: str, stream: TextIO) -> str:
 
 
 def announced(text: str) -> None:
-    """Write a line to stderr, past `print`: that of Ray Train's workers writes everything twice."""
-    sys.stderr.write(f"{text}\n")
+    """Write a cleaned line to stderr, past `print`: that of Ray Train's workers writes everything twice."""
+    sys.stderr.write(f"{cleaned(text)}\n")
     sys.stderr.flush()
 
 

@@ -105,8 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (DistSummaryError, OSError) as error:
         # An OSError is raised if the operating system refuses a path.
-        is_systems = not isinstance(error, DistSummaryError) and error.filename
-        said = f"{error.filename}: {reason(error)}" if is_systems else in_options(str(error))
+        said = in_options(str(error))
+        if isinstance(error, OSError) and not isinstance(error, DistSummaryError) and error.filename:
+            said = f"{error.filename}: {reason(error)}"
         printed(f"distsummary {options.verb}: {said}", file=sys.stderr)
         is_wrong = isinstance(error, FileNotFoundError | NotADirectoryError | InvalidValueError)
         # In a WorldMismatchError the files disagree with each other, and the arguments are right.

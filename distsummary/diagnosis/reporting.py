@@ -14,6 +14,7 @@ from pathlib import Path
 
 from distsummary.base.columns import quoted
 from distsummary.base.publish import open_own
+from distsummary.base.terminal import cleaned
 from distsummary.diagnosis.alerts import (
     HANGS,
     MUTED,
@@ -119,7 +120,7 @@ class Alerts:
         # The terminal may be gone, or stderr be closed.
         with contextlib.suppress(OSError, ValueError):
             text = f"distsummary: {text} More: distsummary why {quoted(self._run_dir.base)}"
-            print(text, file=sys.stderr, flush=True)
+            print(cleaned(text), file=sys.stderr, flush=True)
 
     def _note(self, attempt: int, verdict: Verdict) -> Alert | None:
         """Note what is to be written of a verdict; returns its alert if it is new."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import distsummary as ds
+from distsummary.base.terminal import announced
 from distsummary.diagnosis import reporting
 from distsummary.diagnosis.alerts import open_findings, read_alerts, with_reported, worst_level
 from distsummary.diagnosis.reporting import Alerts
@@ -82,6 +83,13 @@ def test_infos_are_written_and_not_printed_unless_asked_for(run_dir, capsys):
     choose(run_dir, level="info")
     Alerts(run_dir).report(0, verdict("finished", evidence="4 ranks"))
     assert lines(capsys) == ["The run finished at step 3: 4 ranks."]
+
+
+# Names and messages of the user, or of another rank, may hold what controls a terminal.
+def test_a_printed_alert_controls_no_terminal(run_dir, capsys):
+    Alerts(run_dir).report(0, verdict("drift", evidence="\x1b[31mred\x07 \u202elive"))
+    announced("\x1b[2Jgone")
+    assert lines(capsys) == ["Rank 1 has held other weights since step 3: ?[31mred? ?live.", "?[2Jgone"]
 
 
 def test_more_than_so_many_an_hour_are_counted_and_the_count_is_said_once(run_dir, capsys, clock):
