@@ -133,6 +133,7 @@ class SummaryCollector(mindspore.train.Callback):  # type: ignore[misc]  # its b
             return
         # An evaluation whose hooks were not called has left its metrics in the parameters.
         if params.get("metrics") and not self._has_metrics and self._collector.has_additions:
+            run.note_evaluation()
             self._begin_evaluation(params)
             self._end_evaluation(params)
         self._has_metrics = False

@@ -63,6 +63,11 @@ class DrivenRun(ModelRun):
         is_last = self._params["step_in_epoch"] == self._params["batch_num"]
         self._ask(EVALUATION if is_last else DATA)
 
+    def note_evaluation(self) -> None:
+        """Count the time since the last step as that of an evaluation whose hooks were not called."""
+        self._step_context.spend(EVALUATION, self._clock() - self._asked_s)
+        self._ask()
+
     def end_epoch(self) -> None:
         """End the epoch."""
         self._settle_epoch()

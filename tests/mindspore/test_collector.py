@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+import time
 from pathlib import Path
 
 import mindspore
@@ -92,6 +93,27 @@ def test_fit_records_its_evaluations_at_the_ends_of_epochs(tmp_path):
     assert steps_of(tmp_path, ("scalar", "eval/accuracy")) == [3, 6]
     metric = json.loads(lineage_of(tmp_path).evaluation.metric)
     assert metric == {"accuracy": pytest.approx(numbers_of(tmp_path, "eval/accuracy")[-1])}
+
+
+def test_an_evaluation_is_in_the_bill_whether_or_not_its_hooks_are_called(tmp_path):
+    def rows():
+        time.sleep(0.3)
+        yield np.ones(6, np.float32), np.int32(1)
+
+    slow = mindspore.dataset.GeneratorDataset(rows, ["x", "y"], shuffle=False).batch(1)
+    model_of(Mlp()).fit(1, features(), slow, callbacks=[SummaryCollector(str(tmp_path / "fit"))])
+    loop = Loop(SummaryCollector(str(tmp_path / "loop")))
+    loop.begin()
+    loop.epoch(1, range(1, 10))
+    loop.call("on_train_epoch_begin")
+    loop.step(10)
+    time.sleep(0.3)
+    loop.params.metrics = {"accuracy": 0.5}
+    loop.call("on_train_epoch_end")
+    loop.end()
+    for name in ("fit", "loop"):
+        parts = ds.open_run(tmp_path / name).cost().parts
+        assert sum(one.seconds for one in parts if one.part == "evaluation") >= 0.29, name
 
 
 def test_an_evaluation_after_the_training_belongs_to_it(tmp_path):
