@@ -726,6 +726,13 @@ def findings(run: RecordedRun) -> Found:
     return Found(found, level, "; ".join(filter(None, said)))
 
 
+def planned_steps(run: RecordedRun) -> int | None:
+    """How many steps the newest attempt was to have, by the loaders of its ranks; None if unknown."""
+    state = run._state()
+    totals = [one.total for one in state.newest.ranks] if state and state.newest else []
+    return max(filter(None, totals), default=None)
+
+
 def _with_sentences(alerts: Iterable[dict[str, Any]], *, is_over: bool) -> list[dict[str, Any]]:
     """The alerts with what they say in words, the heaviest first; what is no verdict of ours comes last."""
     found: list[tuple[tuple[int, bool, float, int], dict[str, Any]]] = []

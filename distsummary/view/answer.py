@@ -17,7 +17,7 @@ from distsummary.diagnosis.verdict import (
 )
 from distsummary.format.own_tags import EVALUATION_TAGS, OWN_MS, STEP_MS, WAIT_MS
 from distsummary.runs.guides import guide_of
-from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, findings
+from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, findings, planned_steps
 from distsummary.runs.show import is_loss
 from distsummary.runs.table import Matrix
 from distsummary.view.reduce import Array, Band
@@ -39,7 +39,8 @@ def answer(
         verdicts: rows of `RecordedRun.verdicts`, the heaviest first. steps: the first and the last one.
 
     Returns `badge`: its `text` and `kind` ("good" only if nothing is wrong and all could be read, "warn",
-    "bad" or "plain"); `head` and `detail`, the sentence in its parts; `guides`: cause -> the page on
+    "bad" or "plain"); `head` and `detail`, the sentence in its parts; `earlier`, how the attempts before the
+    newest one ended; `guides`: cause -> the page on
     it, in Markdown, of each cause that is there.
     """
     state, problems = run.state, run.problems
@@ -61,13 +62,27 @@ def answer(
         head, detail = _of_verdict(verdicts[0])
     else:
         head, detail = _without(run, state, problems, steps)
+    planned = planned_steps(run)
+    if state not in (*_GOOD, *_UNKNOWN) and steps and planned and steps[1] < planned:
+        detail = f"{detail}; the run ended at step {steps[1]:,} of {planned:,}"
     causes = dict.fromkeys(one["cause"] for one in verdicts if one["cause"] not in NOTICES)
     return {
         "badge": {"text": " · ".join(dict.fromkeys(words)), "kind": kind},
         "head": head,
         "detail": detail,
+        "earlier": _earlier(run),
         "guides": {cause: text for cause in causes if (text := guide_of(cause))},
     }
+
+
+def _earlier(run: RecordedRun) -> str:
+    """How the last attempt before the newest one ended, and how many there were."""
+    *earlier, _ = [row for row in run.attempts if row.role == run.role] or [None]
+    if not earlier:
+        return ""
+    said = f"Attempt {earlier[-1].attempt} {earlier[-1].state}"
+    more = f" ({len(earlier)} attempts before this one)" if len(earlier) > 1 else ""
+    return f"{said}: {earlier[-1].error}{more}" if earlier[-1].error else said + more
 
 
 def _of_verdict(row: Mapping[str, Any]) -> tuple[str, str]:

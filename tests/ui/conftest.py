@@ -9,6 +9,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv/bin/python"
+AXE = ROOT / "distsummary/view/front/node_modules/axe-core/axe.min.js"
+VIOLATIONS = """axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
+  .filter((one) => ["serious", "critical"].includes(one.impact))
+  .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 150)).join(" | ")}`))"""
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +32,13 @@ def made(tmp_path_factory, module: str, *names: str) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
     return directory
+
+
+def violations(page) -> list[str]:
+    """What axe-core finds to be a serious obstacle on a page."""
+    if not page.evaluate("window.axe !== undefined"):
+        page.evaluate(f"{AXE.read_text()}; undefined")
+    return page.evaluate(VIOLATIONS)
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,24 @@ def media(step: int, rank: int) -> list[Value]:
     return [Value("image", "input", noise), Value("text", NASTY, f"step {step} {NASTY}")]
 
 
+HOSTILE = "<svg onload='window.hacked=1'>[x](javascript:window.hacked=1)\x1b[31m$x_1$"
+HOSTILE_GRAPH = Graph(
+    (Node(HOSTILE, NASTY), Node(f"{NASTY}/{HOSTILE}", HOSTILE, (Edge(HOSTILE),)), Node("a" * 900, "Output"))
+)
+
+
+def hostile(step: int, rank: int) -> list[Value]:
+    """5,000 tags, a histogram of NaN alone, texts that try to be code; first, such a graph."""
+    if step == 1:
+        return [Value("graph", "graph", encode(HOSTILE_GRAPH))]
+    return [
+        *(Value("scalar", f"layer{number}", number) for number in range(5000)),
+        Value("scalar", HOSTILE, float("nan")),
+        Value("histogram", HOSTILE, np.full(50, np.nan, np.float32)),
+        Value("text", HOSTILE, f"# {HOSTILE}\n\n| a |\n|---|\n| {NASTY} |\n\n![x](http://localhost/x.png)"),
+    ]
+
+
 def slow(step: int, rank: int) -> list[Value]:
     """Rank 2 is slow from step 300 on; rank 1 has NaN at step 500; one tag tries to be HTML."""
     is_slow = rank == 2 and step >= 300
@@ -114,6 +132,12 @@ def main(directory: Path) -> None:
         directory / "graph", values=lambda step, rank: [Value("graph", "graph", GRAPH)] if step == 1 else []
     )
     report(directory / "graph", out=directory / "graph.html")
+    record(directory / "hostile", steps=range(1, 4), values=hostile)
+    (directory / "empty").mkdir()
+    begun = {"format": 2, "run_id": "00000000000000ef", "created": 1.8e9, "state": "running", "attempts": []}
+    (directory / "empty" / "run.json").write_text(json.dumps(begun))
+    for name in ("hostile", "empty"):
+        report(directory / name, out=directory / f"{name}.html")
     record(directory / "<i>other", steps=range(1, 401), values=slow)
     report(
         directory / "run4",

@@ -43,12 +43,20 @@ def record_many(path: Path) -> None:
     subprocess.run([PYTHON, "-c", MANY, path], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=60)
 
 
-@pytest.fixture
-def served(browser, tmp_path):
-    """(runs, page): a directory with two runs, and its list in the browser."""
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A directory with two runs."""
+    directory = tmp_path_factory.mktemp("recorded")
     for name, ranks in (("slow", 20), ("alone", 1)):
-        record(tmp_path / name, ranks, 1, 401)
-        (tmp_path / name / "run.json").write_text("{}")  # it is listed as one, and said to be unreadable
+        record(directory / name, ranks, 1, 401)
+        (directory / name / "run.json").write_text("{}")  # it is listed as one, and said to be unreadable
+    return directory
+
+
+@pytest.fixture
+def served(browser, tmp_path, recorded):
+    """(runs, page): a copy of these runs, and their list in the browser."""
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     command = [PYTHON, "-m", "distsummary", "serve", tmp_path, "--port", "0", "--json"]
     pending: list[str] = []
     with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:

@@ -5,6 +5,8 @@ Run by `make test-ui`, in a virtual environment of its own that has Playwright a
 
 import pytest
 
+from tests.ui.conftest import violations
+
 pytestmark = pytest.mark.interop
 
 # A canvas that shows something has more than one colour.
@@ -40,9 +42,31 @@ def test_every_route_is_drawn_and_nothing_is_asked_for(show, ranks, width, schem
             assert drawn.first.evaluate(COLORS) > 4, route
         assert page.evaluate("document.documentElement.scrollWidth") <= width, route
         assert "undefined" not in page.locator("main").inner_text()
+        if ranks == 4:
+            assert violations(page) == [], route
     go(page, "media")
     image = page.locator("[data-view=media] img").first
     assert image.evaluate("one => one.complete && one.naturalWidth") == 40
+
+
+@pytest.mark.parametrize("name", ["hostile", "empty", "graph", "compared"])
+def test_whatever_was_recorded_no_page_is_broken(show, name):
+    page = show(f"{name}.html", width=390 if name == "hostile" else 1400)
+    for route in (*ROUTES, "model?tab=graph", "model?tab=histograms", "compare", "metrics?q=layer"):
+        page.evaluate("hash => { location.hash = hash }", f"#{route}")
+        page.wait_for_timeout(250)
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("main a:not([href^='#']), main svg script, main iframe").count() == 0, route
+        assert "undefined" not in page.locator("main").inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), route
+        assert violations(page) == [], route
+
+
+def test_of_five_thousand_tags_all_are_found(show):
+    page = show("hostile.html", hash="#metrics")
+    assert page.locator("nav li", has_text="Metrics").inner_text().endswith("5,001")
+    page.get_by_label("search all tags").fill("layer4999")
+    assert "layer4999" in page.locator("main").inner_text()
 
 
 @pytest.mark.smoke

@@ -11,6 +11,7 @@ import { Plot } from "../charts/plot"
 import { linesOf, nearest, type Drawn } from "../charts/series"
 import { culprit, data, hovered } from "../base/store"
 import type { Curve, Line } from "../base/types"
+import { proof } from "../ranks/proof"
 import { Bill } from "./bill"
 import { Tiles } from "./numbers"
 import { Sentence } from "./sentence"
@@ -33,7 +34,7 @@ function TimeCard({ curve }: { curve: Curve }) {
   return (
     <figure class="card chart" data-tag={curve.tag}>
       <figcaption><b class="tag">{name}</b><Legend lines={lines} hasBand={false} ranks={curve.ranks} /></figcaption>
-      <Plot name={name} unit={curve.unit} lines={lines} band={lines.length > 1 ? null : band} height={190} />
+      <Plot name={name} unit={curve.unit} lines={lines} band={lines.length > 1 ? null : band} height={190} isFromZero />
     </figure>
   )
 }
@@ -55,7 +56,7 @@ export function Answer() {
   const loss = curveOf(answer.loss?.tag)
   const metric = answer.metric?.tag !== answer.loss?.tag ? curveOf(answer.metric?.tag) : undefined
   const time = curveOf(answer.proof) ?? curveOf(answer.time?.tag)
-  const map = maps.find((one) => one.tag === answer.proof) ?? maps[0]
+  const map = maps.find((one) => one.tag === proof())
   const curves = [loss, metric, time].filter((one) => one != null)
   // A run without loss, steps or evaluation shows what it has.
   const others = data.value.curves.filter((one) => !curves.includes(one)).slice(0, Math.max(0, 3 - curves.length))

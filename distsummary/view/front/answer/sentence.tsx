@@ -22,6 +22,7 @@ export function Sentence() {
   return (
     <section class={`card sentence ${answer.badge.kind}`} aria-label="the answer">
       <p><b>{`${answer.head}.${cost}`}</b> {answer.detail && <span class="detail">{`${answer.detail[0].toUpperCase()}${answer.detail.slice(1)}.`}</span>}</p>
+      {answer.earlier && <p class="advice">{`${answer.earlier}.`}</p>}
       {guide && <div class="advice"><Markdown text={`**First:** ${firstAdvice(guide)}`} /></div>}
       <p class="links">
         {guide && <button class="link" aria-expanded={shown === first.cause} onClick={() => toggle(first.cause)}>what to do</button>}

@@ -23,7 +23,7 @@ export type Row = Record<string, any>
 export interface Figure { tag: string; last: number | null; step: number; ranks: number; bad_since: number | null; best?: number | null; best_step?: number | null }
 export interface Answer {
   badge: { text: string; kind: "good" | "warn" | "bad" | "plain" }
-  head: string; detail: string; guides: Record<string, string>
+  head: string; detail: string; earlier: string; guides: Record<string, string>
   loss: Figure | null; metric: Figure | null; time: { tag: string; median: number; most: number; steps: number } | null
   proof: string | null; wait: string | null
 }

@@ -185,7 +185,7 @@ function draw(canvas: HTMLCanvasElement, { map, rows, rowHeight, width, height, 
   context.textAlign = "center"
   const along = axis.value
   const [low, high] = [along.to(from), along.to(to)]
-  const distance = tickDistance(low, high, Math.max(2, (right - LEFT) / (along.kind === "wall" ? 130 : 100)), along.kind === "step" ? 1 : 0)
+  const distance = tickDistance(low, high, Math.max(2, (right - LEFT) / (along.kind === "wall" ? 130 : 70)), along.kind === "step" ? 1 : 0)
   for (let tick = Math.ceil(low / distance) * distance; tick <= high; tick += distance) {
     const x = LEFT + ((tick - low) / (high - low || 1)) * (right - LEFT)
     if (x <= right - 12) context.fillText(along.said(tick), Math.max(LEFT + 8, x), bottom + 12)

@@ -14,11 +14,13 @@ export const spans = (one: Verdict): [number, number][] =>
 export function shade(context: CanvasRenderingContext2D, { left, top, width, height, to }: Box): void {
   const [first] = data.value.overview.verdicts
   if (!first) return
-  context.fillStyle = css(first.level === "error" ? "--bad-shade" : "--slow-shade")
+  const color = first.level === "error" ? "--bad" : "--slow"
   for (const [since, until] of spans(first)) {
     const from = Math.max(left, to(since))
     const end = Math.min(left + width, Number.isFinite(until) ? to(until + 1) : left + width)
-    if (end > left && from < left + width) context.fillRect(from, top, Math.max(2, end - from), height)
+    const isLine = end - from < 3 // such as a hang at the last step
+    context.fillStyle = css(isLine ? color === "--bad" ? "--bad" : "--vermilion" : `${color}-shade`)
+    if (end >= left && from <= left + width) context.fillRect(isLine ? Math.min(from, left + width - 2) : from, top, isLine ? 2 : end - from, height)
   }
 }
 

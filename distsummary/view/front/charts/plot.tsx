@@ -12,7 +12,7 @@ import { nearest, smoothed, suitsLog, withoutOutliers, type Drawn } from "./seri
 
 export interface PlotProps {
   name: string; unit: string; lines: Drawn[]; band?: Band | null; height: number
-  firstBad?: number | null; isSmooth?: boolean; onOutliers?: (text: string) => void
+  firstBad?: number | null; isSmooth?: boolean; isFromZero?: boolean; onOutliers?: (text: string) => void
 }
 
 type Values = (number | null)[]
@@ -56,7 +56,7 @@ export function Plot(props: PlotProps) {
   return <div class="plot" ref={place} style={{ minHeight: `${props.height}px` }} />
 }
 
-function draw(place: HTMLElement, width: number, { name, unit, lines, band, height, firstBad, onOutliers }: PlotProps, factor: number, kind: string) {
+function draw(place: HTMLElement, width: number, { name, unit, lines, band, height, firstBad, isFromZero, onOutliers }: PlotProps, factor: number, kind: string) {
   const along = axis.value
   const range = zoom.value
   const finite = lines.flatMap((line) => Array.from(line.values).filter(Number.isFinite))
@@ -93,7 +93,9 @@ function draw(place: HTMLElement, width: number, { name, unit, lines, band, heig
     onOutliers?.(kept ? [low < kept[0] ? `down to ${number(low, 3)}` : "", high > kept[1] ? `up to ${number(high, 3)}` : ""].filter(Boolean).join(", ") : "")
     const [bottom, top] = kept ?? [low, high]
     const room = (top - bottom) * 0.08 || Math.abs(top) * 0.02 || 1
-    return [bottom >= 0 && bottom - room < 0 ? 0 : bottom - room, top + room]
+    // Times and shares have a scale of their own: without it, noise would fill the chart.
+    if (unit === "%" && bottom >= 0 && top <= 100) return [0, 100]
+    return [bottom >= 0 && (isFromZero || bottom - room < 0) ? 0 : bottom - room, top + room]
   }
   const font = `11px ${css("--font")}`
   const line = { stroke: css("--quiet"), font, grid: { stroke: css("--grid"), width: 1 }, ticks: { show: false } }

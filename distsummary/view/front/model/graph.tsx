@@ -51,7 +51,7 @@ export function GraphView({ graph, words }: { graph: Graph; words: string }) {
             const act = () => (one.isClosed ? toggle(one.id) : choose(one.id))
             return <g key={one.id} class={`${one.isClosed ? "scope" : "node"} ${isFound.has(one.id) ? "found" : ""} ${one.id === chosen ? "chosen" : ""}`} transform={`translate(${x - width / 2} ${y - height / 2})`} role="button" tabIndex={0}
               aria-label={one.isClosed ? `open ${one.id}, ${counted(one.nodes.length, "node")}` : `${one.id} ${one.op}`} onClick={act} onKeyDown={(event) => event.key === "Enter" && act()} onPointerEnter={() => choose(one.id)}>
-              <rect width={width} height={height} rx={one.isClosed ? 6 : 14} /><text x={width / 2} y={one.op ? 16 : 20}>{one.title}</text>{one.op && <text class="op" x={width / 2} y={31}>{one.op}</text>}</g>
+              <rect width={width} height={height} rx={one.isClosed ? 6 : 14} /><text x={width / 2} y={one.op ? 16 : 20}>{one.title}</text>{" "}{one.op && <text class="op" x={width / 2} y={31}>{one.op}</text>}</g>
           })}
         </svg></div>}
         {box && <aside class="card"><h2 class="tag">{box.id}</h2><table><tbody>

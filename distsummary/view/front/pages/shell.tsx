@@ -37,7 +37,7 @@ function Nav({ hasList }: { hasList: boolean }) {
       <p class="home">{hasList ? <><a href="./">runs</a> / </> : null}<b>{data.value.overview.name}</b></p>
       <ul>{pagesOfRun().map(({ name, title, count, missing }, at) => {
         const number = count()
-        return <li key={name}><a href={linkTo(name)} aria-current={route.value === name ? "page" : undefined} class={missing() ? "empty" : ""} title={`key ${at + 1}`}>
+        return <li key={name}><a ref={route.value === name ? (link) => link?.scrollIntoView({ block: "nearest", inline: "nearest" }) : undefined} href={linkTo(name)} aria-current={route.value === name ? "page" : undefined} class={missing() ? "empty" : ""} title={`key ${at + 1}`}>
           {title}{number != null && <span>{whole(number)}</span>}</a></li>
       })}</ul>
     </nav>

@@ -5,15 +5,9 @@ import { chosenMap, chosenStep, put } from "../base/hash"
 import { data, isAlone } from "../base/store"
 import { AxisChoice } from "../charts/axis_choice"
 import { Heat, Scale } from "../charts/heat"
+import { proof } from "./proof"
 import { Steps } from "./steps"
 import { Verdicts } from "./verdicts"
-
-// The map that shows the finding best: of a slow phase its own, else how long each rank took by itself.
-function proof(): string {
-  const { maps, overview, answer } = data.value
-  const cause = overview.verdicts[0]?.cause
-  return maps.find((one) => cause && one.tag.endsWith(`phase/${cause}/cpu_ms`) && one.percent.some((value) => value > 25))?.tag ?? (cause === "nan" ? maps.find((one) => one.bad)?.tag : undefined) ?? answer.proof ?? maps[0]?.tag ?? ""
-}
 
 export function Ranks() {
   const { maps, overview, anatomy } = data.value

@@ -57,7 +57,7 @@ export function Steps({ anatomy, step }: { anatomy: Anatomy; step: number }) {
           {count > ROWS && <span>{`the ${ROWS} that worked longest of ${counted(count, "rank")}`}</span>}<span>times in ms</span></p>
       </figure>
       <figure class="card"><figcaption><b class="tag">{`rank ${rank}`}</b><span class="quiet">{`at step ${whole(anatomy.steps[at])}, next to the other ranks`}</span></figcaption>
-        <div class="phases"><table><thead><tr>{["phase", `rank ${rank}`, count > 2 ? "median of the others" : "the other rank", "difference"].map((name, column) => <th key={name} scope="col" class={column ? "number" : ""}>{name}</th>)}</tr></thead>
+        <div class="phases" tabIndex={0}><table><thead><tr>{["phase", `rank ${rank}`, count > 2 ? "median of the others" : "the other rank", "difference"].map((name, column) => <th key={name} scope="col" class={column ? "number" : ""}>{name}</th>)}</tr></thead>
           <tbody>{rows.map(({ phase, mine, others }) => {
             const more = mine - others
             const isMuch = phase !== "wait" && more > 0.1 * longest
