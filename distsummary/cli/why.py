@@ -9,7 +9,7 @@ from distsummary.aggregate.judging import judged_files
 from distsummary.base.columns import cut, numbered, paragraph, printable
 from distsummary.diagnosis.alerts import all_hangs, with_reported
 from distsummary.diagnosis.ends import unreported_end
-from distsummary.diagnosis.sentence import named_ranks, sentence, weight
+from distsummary.diagnosis.sentence import named_ranks, sentence, weight, with_line
 from distsummary.diagnosis.verdict import LEVELS, NOTICES, Verdict
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import is_over
@@ -40,6 +40,11 @@ def why(path: str | os.PathLike[str]) -> Findings:
     if newest is not None:
         ends = unreported_end([one for number, one in found if number == newest.attempt], newest)
         found += [(newest.attempt, one) for one in ends]
+        seen = {rank.rank: rank.seen for rank in newest.ranks}
+        found = [
+            (number, with_line(one, seen.get(one.rank, ())) if number == newest.attempt else one)
+            for number, one in found
+        ]
     found.sort(key=lambda one: weight(one[1]))
     return Findings(status, found, judged.steps, judged.abstained, judged.apart)
 

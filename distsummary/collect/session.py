@@ -281,6 +281,7 @@ class Session:
             wait_ms=wait_ms,
             spent_ms=self._spent_ms(),
             memory_gib=peak_memory_gib(),
+            seen=self._watcher.seen if self._watcher is not None else (),
         )
 
     def _spent_ms(self) -> dict[str, int]:

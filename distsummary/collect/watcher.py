@@ -30,6 +30,7 @@ from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, COMPILE, ProcessGroup, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.rundir.consequences import follows_from_another
+from distsummary.rundir.deal import LongStep
 from distsummary.rundir.run_dir import STUCK
 from distsummary.training.timing.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
 
@@ -55,6 +56,7 @@ ALONE_REPORT_S = 20.0
 ALONE_FACTOR = 3  # so many times the longest time without progress is the limit of a rank that is alone
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
+SEEN = 16  # long steps of which the line is remembered
 OUTSIDE = "outside"  # a phase: between two loops over steps
 _LONG = (EVALUATION, CHECKPOINT, OUTSIDE)
 # What a thread does by itself when its stack goes through a file of this name.
@@ -159,6 +161,9 @@ class Watcher:
         is_alone: whether there are no other ranks, so that a step that takes its time holds up no one. It is
             late then only if it takes ALONE_FACTOR times as long as anything before, and UNKNOWN_S if this
             process or a child of it computes meanwhile.
+
+    Attributes:
+        seen: where the thread was in its newest long steps.
     """
 
     def __init__(
@@ -179,6 +184,7 @@ class Watcher:
         while _after_runs:
             _after_runs.pop().stop()
         self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
+        self.seen: tuple[LongStep, ...] = ()
         self._is_reported = False  # whether stuck.json says that a step is late
         self._reported_s = 0.0
         self._looked: deque[int] = deque(maxlen=6)  # the stacks at the newest looks, as hashes
@@ -290,6 +296,10 @@ class Watcher:
         )
         self._write({"time": time.time(), "is_over": False, **report.as_json()})
         self._is_reported, self._reported_s = True, now
+        # The newest look counts: a collective that the thread comes to later waits for others.
+        if report.line and phase != WAIT:
+            before = [one for one in self.seen if one.step != report.step]
+            self.seen = (*before, LongStep(report.step, phase, report.line))[-SEEN:]
 
     def _report_after(self, stack: list[SourceLine], late_s: float) -> None:
         """Write where the thread is that ran the loop, after the run."""

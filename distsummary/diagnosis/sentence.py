@@ -1,6 +1,7 @@
 """sentence: a verdict in words: first the finding, then the numbers, then what it cost."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from distsummary.base.checks import as_unicode
 from distsummary.diagnosis.verdict import (
@@ -29,11 +30,13 @@ from distsummary.diagnosis.verdict import (
     UNSAVED,
     Verdict,
 )
+from distsummary.rundir.deal import LongStep
 
 DAMAGE = (*STOPPED, NAN)  # causes that end or spoil a training, whatever the others cost
 NAMED = 8  # ranks in a sentence
 _SHOWN = 3  # intervals in a sentence
 LEAST_S = 0.05  # a cost below it is not given
+_OUTSIDE = ("rest", "outside", "evaluation")  # phases in which a rank is for reasons that are unknown
 _MINUTE, _HOUR = 60.0, 3600.0
 # What is said of a verdict that lasts, and of one that is over; {ranks} begins the sentence.
 _FINDINGS = {
@@ -90,6 +93,25 @@ def sentence(verdict: Verdict, *, is_over: bool = False, of_s: float | None = No
     lasts = verdict.until_step is None and not is_over
     of = "" if of_s is None else f" of {seconds(max(of_s, verdict.lost_s))}"
     return f"{said} Cost{' so far' if lasts else ''}: {seconds(verdict.lost_s)}{of}."
+
+
+def with_line(verdict: Verdict, seen: Iterable[LongStep]) -> Verdict:
+    """A verdict on a slow rank, with the line at which the rank was in the last long step of it.
+
+    `seen`: its long steps, the newest last.
+    """
+    phases = (verdict.cause, *(_OUTSIDE if verdict.cause == "unknown" else ()))
+    intervals = verdict.intervals or ((verdict.since_step, verdict.until_step),)
+    lines = [
+        one
+        for one in seen
+        if one.phase in phases
+        and any(since <= one.step and (until is None or one.step <= until) for since, until in intervals)
+    ]
+    if verdict.cause not in SLOW or not lines:
+        return verdict
+    evidence = f"{verdict.evidence}; at step {lines[-1].step:,} it was at {lines[-1].line}"
+    return replace(verdict, evidence=evidence)
 
 
 def weight(verdict: Verdict) -> tuple[int, bool, float, int]:

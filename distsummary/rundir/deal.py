@@ -82,6 +82,14 @@ SPENT = START_MS, RECORDING_MS, CHECKPOINT_MS, EVALUATION_MS = (
 )
 
 
+class LongStep(NamedTuple):
+    """Where a rank was in a step that took long: its phase, and the line of the user's code."""
+
+    step: int
+    phase: str
+    line: str
+
+
 class Heartbeat(NamedTuple):
     """What a rank reports about itself, every BEAT_S.
 
@@ -91,7 +99,7 @@ class Heartbeat(NamedTuple):
     `own_ms`, `wait_ms`: milliseconds a step that the rank worked by itself and that it waited for others, the
     means of the same steps as `step_s`; None if they are not measured. `spent_ms`: milliseconds of the
     attempt so far that its loop spent on other things than steps, by SPENT. `memory_gib`: the most memory
-    that the process held so far.
+    that the process held so far. `seen`: where it was in its newest long steps.
     """
 
     step: int = 0
@@ -103,6 +111,7 @@ class Heartbeat(NamedTuple):
     own_ms: float | None = None
     wait_ms: float | None = None
     memory_gib: float = 0.0
+    seen: Sequence[LongStep] = ()
 
 
 class Share(NamedTuple):

@@ -140,6 +140,8 @@ class HeartbeatRecord(TypedDict, total=False):
     own_ms: Span | None
     wait_ms: Span | None
     spent_ms: dict[str, Whole]
+    memory_gib: Span
+    seen: list[tuple[Whole, str, str]]
 
 
 class RankEntry(ProcessRecord):

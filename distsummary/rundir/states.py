@@ -24,6 +24,7 @@ from distsummary.base.processes import is_alive
 from distsummary.base.publish import file_system_time
 from distsummary.rundir.attempts import TRAINED, newest_attempt
 from distsummary.rundir.consequences import follows_from_another
+from distsummary.rundir.deal import LongStep
 from distsummary.rundir.rank_manifest import RankEntries, read_ranks
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import SILENT_S
@@ -66,6 +67,7 @@ class RankState:
         reason: why it is lost, or what else is known about its end; of a superseded rank, what the later
             attempt hides.
         host, pid: its process. process: the same for `processes.is_alive`.
+        seen: where it was in its newest long steps, by its last heartbeat.
         health: its counters, reported at its end; before, `dropped` and those of SPENT alone, by its last
             heartbeat.
     """
@@ -87,6 +89,7 @@ class RankState:
     host: str = ""
     pid: int = 0
     process: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    seen: tuple[LongStep, ...] = ()
     health: Mapping[str, int | str] = field(default_factory=dict)
 
     @property
@@ -319,6 +322,7 @@ def _rank(
         host=found["host"],
         pid=found["pid"],
         process={name: found[name] for name in ("pid", "pid_space", "pid_start")},
+        seen=tuple(LongStep(*one) for one in beat.get("seen", ())),
         health=found["health"]
         or {name: beat[name] for name in ("dropped",) if name in beat} | beat.get("spent_ms", {}),
     )

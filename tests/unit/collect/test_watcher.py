@@ -92,6 +92,29 @@ def test_an_evaluation_has_a_limit_of_its_own_and_is_no_part_of_a_step() -> None
     assert pace.limit_s(OUTSIDE) == UNKNOWN_S
 
 
+def test_the_line_of_a_long_step_is_remembered_unless_it_waits_for_others(tmp_path: Path) -> None:
+    place = [LoopPlace(3, "rest")]
+    watcher = Watcher(
+        tmp_path, attempt=0, rank=1, place=lambda: place[0], groups=lambda is_broken: ("", ()),
+        failures=Failures(Health(), logging.getLogger(__name__)),
+    )  # fmt: skip
+    for step, phase in (
+        (3, "rest"),
+        (3, "rest"),
+        (4, "wait"),
+        (5, OUTSIDE),
+        *((n, "data") for n in range(6, 40)),
+    ):
+        place[0] = LoopPlace(step, phase)
+        watcher._write_report(0.0)
+    watcher.stop()
+    assert len(watcher.seen) == 16
+    step, phase, line = watcher.seen[-1]
+    assert (step, phase) == (40, "data")  # waiting for data, the next step has begun
+    assert "test_watcher.py" in line
+    assert 4 not in {one.step for one in watcher.seen}
+
+
 def test_no_secret_of_a_source_line_is_written(tmp_path: Path) -> None:
     watcher = Watcher(
         tmp_path, attempt=0, rank=1, place=lambda: LoopPlace(3, "forward"), groups=lambda is_broken: ("", ()),

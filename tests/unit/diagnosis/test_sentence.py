@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from distsummary.diagnosis.sentence import named_ranks, seconds, sentence, weight
+from distsummary.diagnosis.sentence import named_ranks, seconds, sentence, weight, with_line
 from distsummary.diagnosis.verdict import CAUSES, FINISHED, INTERRUPTED, STARTED, Verdict
+from distsummary.rundir.deal import LongStep
 
 SLOW = Verdict(
     rank=2,
@@ -80,3 +81,25 @@ def test_errors_come_first_then_what_ended_the_training_then_what_cost_most() ->
     assert [found.cause for found in sorted(verdicts, key=weight)] == [
         "hang", "nan", "drift", "forward", "data", "config",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cause", "since", "until", "expected"),
+    [
+        ("unknown", 100, None, "; at step 300 it was at c"),  # the newest one
+        ("unknown", 100, 250, "; at step 200 it was at b"),
+        ("data", 100, None, "; at step 210 it was at d"),
+        ("data", 211, None, ""),
+        ("forward", 100, None, ""),
+        ("hang", 100, None, ""),
+    ],
+)
+def test_a_long_step_has_the_line_at_which_the_rank_was(
+    cause: str, since: int, until: int | None, expected: str
+) -> None:
+    seen = [(50, "rest", "a"), (200, "outside", "b"), (210, "data", "d"), (300, "rest", "c")]
+    verdict = Verdict(
+        rank=0, cause=cause, since_step=since, until_step=until, evidence="it took long", reported_step=320
+    )
+    found = with_line(verdict, [LongStep(*one) for one in seen])
+    assert found == replace(verdict, evidence=f"it took long{expected}")

@@ -15,7 +15,7 @@ from distsummary.errors import DamagedFileError
 from distsummary.rundir import topology
 from distsummary.rundir.attempts import note_deaths
 from distsummary.rundir.coordination import LocalCoordinator
-from distsummary.rundir.deal import Heartbeat
+from distsummary.rundir.deal import Heartbeat, LongStep
 from distsummary.rundir.rank_manifest import RANK_MANIFEST
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import LOST_S, AttemptState, RunState, is_over, living, read_run
@@ -138,13 +138,15 @@ def test_a_rank_whose_process_is_gone_from_this_machine_is_lost_at_once(
     assert newest(run).ranks[1].reason == f"its process is gone from {Topology().host}"
     # The kernel ends a process that runs out of memory without a word.
     for number, held_gib in ((0, 0.3), (1, 2.7)):
-        coordinator.beat(rank(number, **(gone if number else {})), 0, Heartbeat(8, memory_gib=held_gib))
+        beat = Heartbeat(8, memory_gib=held_gib, seen=[LongStep(7, "rest", "train.py:3 in main")])
+        coordinator.beat(rank(number, **(gone if number else {})), 0, beat)
     leave(run, 0)
     assert newest(run).ranks[1].reason == (
         f"its process is gone from {Topology().host}; it held 2.7 GiB of memory, its peers 0.3 GiB; look "
         "for out of memory in dmesg"
     )
     assert states(run) == ["lost", "finished", "lost"]
+    assert [one.seen for one in newest(run).ranks] == [((7, "rest", "train.py:3 in main"),)] * 2
     assert is_over(newest(run))
 
 
