@@ -252,12 +252,26 @@ class TorchFramework(Framework):
     agreed = staticmethod(torch_checkpoint.agreed)
 
     def write(self, tensor: Tensor, array: Array) -> None:
-        """Copies into the local part, also of a parameter that requires a gradient."""
+        """Copies into the local part, also of a parameter that requires a gradient, or of an expanded buffer.
+
+        Raises InvalidValueError if values differ along an expanded axis.
+        """
         shard = self.shard(tensor)
         if shard is not None:
             local = zip(shard.offset, local_part(tensor).shape, strict=True)
             array = array[tuple(slice(start, start + size) for start, size in local)]
-        _local(tensor).copy_(torch_checkpoint.as_tensor(array))
+        place, given = _local(tensor), torch_checkpoint.as_tensor(array)
+        for axis, stride in enumerate(place.stride()):
+            # All elements along an expanded axis are one in memory.
+            if stride == 0 and place.shape[axis] > 1:
+                first = given.narrow(axis, 0, 1)
+                if not torch.equal(given, first.expand_as(given)):
+                    raise InvalidValueError(
+                        f"a tensor of shape {tuple(place.shape)} is expanded along axis {axis}, along which "
+                        "the saved values differ; make it of memory of its own: tensor.clone()"
+                    )
+                place, given = place.narrow(axis, 0, 1), first
+        place.copy_(given)
 
 
 def counted(tensor: Tensor) -> Computed:

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -120,3 +121,12 @@ def test_the_lineage_names_the_file(tmp_path):
     assert checkpoint.latest_ckpt_file_name == str(tmp_path / "ckpt" / "a-1_3.safetensors")
     found = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert any(b"a-1_3.safetensors" in path.read_bytes() for path in found)
+
+
+# An expanded buffer has one element in memory for all along an axis.
+def test_an_expanded_buffer_takes_its_saved_values():
+    buffer = torch.ones(1, 3).expand(4, 3)
+    FRAMEWORK.write(buffer, np.full((4, 3), 2.0, np.float32))
+    assert buffer.tolist() == [[2.0] * 3] * 4
+    with pytest.raises(InvalidValueError, match=r"shape \(4, 3\) is expanded along axis 0, along which"):
+        FRAMEWORK.write(buffer, np.arange(12, dtype=np.float32).reshape(4, 3))
