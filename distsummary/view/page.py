@@ -219,6 +219,22 @@ def rank_curve(run: RecordedRun, tag: str, rank: int) -> Page:
     return {"rank": rank} | line_of(table["step"][order], table["value"][order], WIDTH)
 
 
+def step_anatomy(run: RecordedRun, step: int, rank: int | None = None) -> Page:
+    """Where each rank spent the first measured step from `step` on, or the last one, as `anatomy`.
+
+    `rank` is there in any case. Raises InvalidValueError for a run without own times of its ranks;
+    MissingFileError if the run was removed.
+    """
+    own = Matrix(*run.matrix_and_nans(OWN_MS))
+    at = min(int(np.searchsorted(own.steps, step)), own.steps.size - 1)
+    one = Matrix(own.steps[at : at + 1], own.ranks, own.values[at : at + 1], None)
+    middle = reference(band(one.ranks, one.values), one.ranks.size)
+    anatomy = Anatomy(one, middle, named=[] if rank is None else [rank], steps=[])
+    for tag in phase_tags(_known(run, None)):
+        anatomy.take(tag, Matrix(*run.matrix_and_nans(tag)))
+    return {"anatomy": anatomy.as_dict()}
+
+
 def _known(run: RecordedRun, tags: Sequence[str] | None) -> list[str]:
     """The scalars of the ranks by interest, those of distsummary last."""
     known = [tag for tag in run.tags.get("scalar", {}) if not tag.startswith(OF_RANKS)]

@@ -15,6 +15,7 @@ import re
 import secrets
 import socket
 import sys
+from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from distsummary.base.checks import check_int
+from distsummary.base.columns import cut
 from distsummary.base.terminal import noted
 from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, RunDirError, reason
 from distsummary.view.report import built
@@ -211,6 +213,14 @@ def _checked_url(url: str) -> SplitResult:
     return parts
 
 
+def _number(asked: Mapping[str, str], name: str) -> int | None:
+    """A field of a request; None if it is not there. Raises InvalidValueError unless it is a whole number."""
+    text = asked.get(name)
+    if text is not None and not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise InvalidValueError(f"{name} must be a whole number, got {cut(text, 40)!r}")
+    return None if text is None else int(text)
+
+
 def _refused(error: OSError, host: str, port: int) -> DistSummaryError:
     """Why the server cannot listen there."""
     if error.errno == errno.EADDRINUSE:
@@ -230,8 +240,8 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one connection; the paths after the token:
 
     "" (the page: the list or, with ?run=NAME, a run), page.js, graph.js, page.css, runs (the list as JSON),
-    data?run=NAME&with=OTHER (as often as there are others), curve?run=NAME&tag=TAG (&rank=N: of one) and
-    progress (what is read now, as JSON).
+    data?run=NAME&with=OTHER (as often as there are others), curve?run=NAME&tag=TAG (&rank=N: of one),
+    step?run=NAME&step=N (&rank=N: is there in any case) and progress (what is read now, as JSON).
     """
 
     server: Server
@@ -295,11 +305,14 @@ class _Handler(BaseHTTPRequestHandler):
             text = json.dumps(dict(zip(("text", "done", "total"), noted(), strict=True)))
             self._send(HTTPStatus.OK, "application/json", text.encode())
         elif name == "curve":
-            rank = asked.get("rank")
-            if rank is not None and not (rank.isascii() and rank.isdigit()):
-                raise InvalidValueError(f"rank must be a whole number, got {rank!r}")
-            number = None if rank is None else int(rank)
-            found = self.server.served.curve(asked.get("run", ""), asked.get("tag", ""), number)
+            found = self.server.served.curve(
+                asked.get("run", ""), asked.get("tag", ""), _number(asked, "rank")
+            )
+            self._send_known("application/octet-stream", found)
+        elif name == "step":
+            found = self.server.served.step(
+                asked.get("run", ""), _number(asked, "step") or 0, _number(asked, "rank")
+            )
             self._send_known("application/octet-stream", found)
         else:
             self._say(

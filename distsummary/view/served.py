@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from distsummary.errors import MissingFileError
 from distsummary.rundir.run_dir import RunDir
@@ -23,13 +23,14 @@ from distsummary.runs.find_runs import RunRow, find_runs
 from distsummary.runs.recorded_run import RecordedRun, open_run
 from distsummary.view.compared_runs import refuse_others
 from distsummary.view.packing import plain, sent
-from distsummary.view.page import page, rank_curve, tag_curve
+from distsummary.view.page import page, rank_curve, step_anatomy, tag_curve
 
 EVERY_S = 2.0  # at most so often the files are looked at
 # After reading, a pause of so many times its duration follows: reading takes a fifth of the time at most.
 PAUSE = 4
 OPEN = 8  # runs that are kept open
 T = TypeVar("T")
+_Part: TypeAlias = tuple[str, str | int, int | None]  # "curve" and its tag, or "step" and its number; a rank
 ALONE = "."  # the name of the run if the directory is itself one
 
 
@@ -91,7 +92,11 @@ class Served:
 
         Raises as `page`, and InvalidValueError for a tag or rank that is not there.
         """
-        return self._run(name).curve(tag, rank)
+        return self._run(name).part(("curve", tag, rank))
+
+    def step(self, name: str, step: int, rank: int | None = None) -> Response:
+        """Where each rank spent a measured step, see `step_anatomy`. Raises as `curve`."""
+        return self._run(name).part(("step", step, rank))
 
     def _list(self) -> Response:
         note = ""
@@ -169,7 +174,7 @@ class _Run:
         self._held = ExitStack()
         self._stamp = ""  # of the page and the curves
         self._page: Response | Exception | None = None
-        self._curves: dict[tuple[str, int | None], Response] = {}
+        self._parts: dict[_Part, Response] = {}
 
     def page(self) -> Response:
         with self._lock:
@@ -180,14 +185,20 @@ class _Run:
                     self._page = _tried(lambda: _answer(sent(self._make(run, others=others)), version=stamp))
             return _given(self._page)
 
-    def curve(self, tag: str, rank: int | None) -> Response:
+    def part(self, part: _Part) -> Response:
         with self._lock:
             self._look.get(self._read_on)
-            if (tag, rank) not in self._curves:
+            if part not in self._parts:
                 run = self._runs[0]
-                found = tag_curve(run, tag) if rank is None else rank_curve(run, tag, rank)
-                self._curves[tag, rank] = _answer(sent(found))
-            return self._curves[tag, rank]
+                match part:
+                    case "step", int(step), rank:
+                        found = step_anatomy(run, step, rank)
+                    case _, tag, None:
+                        found = tag_curve(run, str(tag))
+                    case _, tag, int(rank):
+                        found = rank_curve(run, str(tag), rank)
+                self._parts[part] = _answer(sent(found))
+            return self._parts[part]
 
     def _read_on(self) -> str:
         """Read what the runs have recorded since; returns a text that is another one if they have."""
@@ -199,7 +210,7 @@ class _Run:
                 self._held.close()
                 for one in self._runs:
                     self._held.enter_context(one.held())
-                self._stamp, self._page, self._curves = stamp, None, {}
+                self._stamp, self._page, self._parts = stamp, None, {}
         except MissingFileError:
             self._held.close()
             # If a run comes back in this place, it is another one.

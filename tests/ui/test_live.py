@@ -145,6 +145,14 @@ def test_a_tag_that_the_page_does_not_hold_is_asked_for(served):
     assert chart.locator(".newest").inner_text() == "199"
 
 
+def test_a_step_that_the_page_does_not_hold_is_asked_for(served):
+    _, page = served
+    page.goto(f"{page.url}?run=slow#ranks?step=203&rank=7")
+    page.locator(".anatomy .tag", has_text="step 203").wait_for(timeout=ENDED)
+    assert "nearest" not in page.locator(".anatomy figcaption").inner_text()
+    assert page.locator(".anatomy .bar-row button").first.inner_text() == "rank 7"
+
+
 def test_a_run_that_is_removed_stays_as_it_was_and_that_is_said(served):
     runs, page = served
     opened(page, "alone")

@@ -4,11 +4,14 @@ import gzip
 import json
 import shutil
 import threading
+from functools import reduce
+from operator import getitem
 
 import numpy as np
 import pytest
 
 from distsummary.errors import InvalidValueError, MissingFileError
+from distsummary.format.records import Value
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view import served as module
 from distsummary.view.page import page
@@ -23,10 +26,10 @@ def contents(answer: Response) -> dict:
     return json.loads(data[4 : 4 + int.from_bytes(data[:4], "little")])
 
 
-def array(answer: Response, name: str) -> list[float]:
+def array(answer: Response, *names: str) -> list[float]:
     data = gzip.decompress(answer.data)
     block = data[4 + int.from_bytes(data[:4], "little") :]
-    kind, place, count = contents(answer)[name]["$"]
+    kind, place, count = reduce(getitem, names, contents(answer))["$"]
     size = np.dtype(kind).itemsize
     raw = np.frombuffer(block[place : place + size * count], np.uint8)
     return raw.reshape(size, count).T.copy().view(f"<{kind}").ravel().tolist()
@@ -120,6 +123,27 @@ def test_the_curve_of_any_rank_is_exact(tmp_path):
         served.curve(".", "loss", 3)
     with pytest.raises(InvalidValueError, match="the nearest are loss"):
         served.curve(".", "los", 2)
+
+
+def test_any_measured_step_of_the_ranks_is_exact(tmp_path):
+    def values(step, rank):
+        own = [Value("scalar", "zz_perf/own_ms", 10.0 + rank)]
+        return own + [
+            Value("scalar", f"zz_perf/phase/forward/{kind}_ms", step + rank) for kind in ("cpu", "blocked")
+        ]
+
+    for rank in range(80):
+        record(tmp_path, rank=rank, ranks=80, steps=range(2, 400, 2), values=values)
+    served = Served(tmp_path, every_s=0)
+    for asked, found in ((122, 122), (121, 122), (900, 398)):
+        answer = served.step(".", asked, 3)
+        ranks = array(answer, "anatomy", "ranks")
+        assert (array(answer, "anatomy", "steps"), ranks[:2], len(ranks)) == ([found], [3, 79], 64)
+        forward = array(answer, "anatomy", "phases", "forward")
+        assert forward == [2 * (found + rank) for rank in ranks]
+    record(tmp_path / "timeless", rank=0, ranks=2)
+    with pytest.raises(InvalidValueError, match="own_ms"):
+        Served(tmp_path / "timeless", every_s=0).step(".", 1)
 
 
 def test_between_two_looks_at_the_files_page_and_curves_are_of_one_moment_and_read_once(

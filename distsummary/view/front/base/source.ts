@@ -1,7 +1,7 @@
 // Where the page's data come from: they stand in the file that `distsummary report` wrote, or the server of
 // `distsummary serve` has them. Both are a JSON text whose arrays lie in a block of bytes, see view/packing.py.
 
-import type { Curve, Numbers, Page, RankLine } from "./types"
+import type { Anatomy, Curve, Numbers, Page, RankLine } from "./types"
 
 const TYPES = { f4: Float32Array, f8: Float64Array, i4: Int32Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array }
 
@@ -48,6 +48,10 @@ export async function ask<T>(path: string, fields: Fields = {}, version: string 
 export const askTag = (tag: string): Promise<Curve> => ask<Curve>("curve", { run: runName() ?? ".", tag }).then((answer) => answer.data!)
 export const askRank = (tag: string, rank: number): Promise<RankLine> =>
   ask<RankLine>("curve", { run: runName() ?? ".", tag, rank: `${rank}` }).then((answer) => answer.data!)
+
+// Where each rank spent a measured step that the page does not hold.
+export const askStep = (step: number, rank: number | null): Promise<Anatomy | null> =>
+  ask<{ anatomy: Anatomy | null }>("step", { run: runName() ?? ".", step: `${step}`, ...(rank == null ? {} : { rank: `${rank}` }) }).then((answer) => answer.data!.anatomy)
 
 export function unpacked<T>(text: string, block: Uint8Array): T {
   return JSON.parse(text, (_, value) => (Array.isArray(value?.$) ? numbers(block, value.$[0], value.$[1], value.$[2]) : value))

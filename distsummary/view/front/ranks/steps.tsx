@@ -1,8 +1,10 @@
 // The anatomy of a step: one bar a rank, its phases in colour, and the rank that stands out in numbers.
 
 import { counted, milliseconds, whole } from "../base/format"
+import { useEffect, useState } from "preact/hooks"
 import { chosenRank, put } from "../base/hash"
-import { culprit } from "../base/store"
+import { askStep, isServed } from "../base/source"
+import { culprit, said } from "../base/store"
 import { nearest } from "../charts/series"
 import type { Anatomy } from "../base/types"
 
@@ -21,7 +23,14 @@ const median = (values: number[]): number => {
   return sorted.length ? (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2 : 0
 }
 
-export function Steps({ anatomy, step }: { anatomy: Anatomy; step: number }) {
+// A served page asks for a step that it does not hold.
+export function Steps({ anatomy: held, step }: { anatomy: Anatomy; step: number }) {
+  const [asked, setAsked] = useState<{ step: number; anatomy: Anatomy } | null>(null)
+  useEffect(() => {
+    if (!isServed || held.steps[nearest(held.steps, step)] === step) return
+    askStep(step, chosenRank.value).then((anatomy) => anatomy && setAsked({ step, anatomy }), (error: Error) => { said.value = error.message })
+  }, [held, step])
+  const anatomy = asked?.step === step ? asked.anatomy : held
   const at = nearest(anatomy.steps, step)
   const count = anatomy.ranks.length
   const phases = ORDER.filter((name) => anatomy.phases[name]?.subarray(at * count, (at + 1) * count).some((value) => value > 0))
@@ -34,7 +43,7 @@ export function Steps({ anatomy, step }: { anatomy: Anatomy; step: number }) {
   const shown = places.slice(0, ROWS)
   const first = shown[0]
   const rank = anatomy.ranks[first]
-  const go = (by: number) => put({ step: anatomy.steps[Math.max(0, Math.min(anatomy.steps.length - 1, at + by))] })
+  const go = (by: number) => put({ step: held.steps[Math.max(0, Math.min(held.steps.length - 1, nearest(held.steps, step) + by))] })
   const rows = phases.map((phase) => {
     const peers = Array.from(anatomy.ranks, (_, place) => of(phase, place)).filter((_, place) => place !== first)
     return { phase, mine: of(phase, first), others: median(peers) }
