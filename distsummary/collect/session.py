@@ -34,7 +34,7 @@ from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WAR
 from distsummary.errors import ClosedError, MissingRunDirError
 from distsummary.events.overhead import Overhead
 from distsummary.events.segments import segments
-from distsummary.format.own_tags import EVERY, OWN_MS, RUN_TEXT, WAIT_MS
+from distsummary.format.own_tags import EPOCH, EVERY, OWN_MS, RUN_TEXT, WAIT_MS
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
@@ -125,7 +125,8 @@ class Session:
         self._run_dir, self._coordinator = run_dir, coordinator
         self.failures, self._own_guard = failures, failures.guard
         has_times = settings.collected.metric and settings.collected.additions
-        self._leaves_out = () if has_times else (*STEP_TIMES, *STEP_PHASES)
+        times = () if has_times else (*STEP_TIMES, *STEP_PHASES)
+        self._leaves_out = times if settings.collected.additions else (*times, EPOCH)
         self._is_past = past is not None
         if past is not None:
             self._registration, rank_dir = past.registration, past.rank_dir

@@ -401,6 +401,29 @@ def test_a_scheduled_rate_is_recorded_at_the_steps_that_had_it(tmp_path):
     assert found == {1: 1.0, 2: 0.5, 4: 0.125, 6: 0.03125}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_compatibility_adds_no_value_of_ours(tmp_path, ranks):
+    topology = Topology(world_size=ranks)
+    collector = SummaryCollector(
+        tmp_path,
+        3,
+        mindspore_compat=True,
+        collect_landscape={},
+        topology=topology,
+        coordinator=ListCoordinator(),
+    )
+    with Run(callbacks=collector, network=Model(), optimizer=Momentum(), topology=topology) as run:
+        for _ in run.epochs(2):
+            for _ in run.steps([IMAGES] * 4):
+                run.log(loss=1.0)
+            with run.eval() as evaluation:
+                evaluation.log(accuracy=0.5)
+    events = read_directory(collector.run_dir.writer_dir("train", 0, ranks))
+    tags = {value.tag for event in events for value in event.values if "lineage" not in value.plugin}
+    assert {tag for tag in tags if not tag.endswith("/auto")} == {"loss"}
+    assert "learning_rate/auto" not in tags
+
+
 @pytest.mark.parametrize("compat", [False, True])
 def test_another_callback_changes_nothing_that_is_recorded(tmp_path, compat):
     recorded = []
