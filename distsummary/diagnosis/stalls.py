@@ -28,8 +28,10 @@ FEWEST, MORE, OTHERS, SPAN, LONG = 5, 10, 3, 100, 5.0
 COMPUTING = ("forward", "backward", "optimizer", "rest")
 SHARE, LEAST_MS_A_STEP = 0.05, 1.0
 # Stalls also count by time, such as those of a rank that evaluates now and then: RARE ones, each longer than
-# GREAT steps, are enough if they took SHARE of the wall clock. REMEMBERED ones are, however long ago.
-RARE, GREAT, REMEMBERED = 2, 50.0, 16
+# GREAT steps and GREAT_MS, are enough if they took SHARE of the wall clock. REMEMBERED ones are, however long
+# ago. Where steps are short, the workers of a loader may take as long as GREAT steps to start. Few of these
+# steps are measured, so that SPAN counts all of them here.
+RARE, GREAT, GREAT_MS, REMEMBERED = 2, 50.0, 300.0, 16
 # A rank is blocked at a single step by itself, and not by a busy host, if it was in the run queue for less
 # than QUIET of that time: so the host is quiet, or the phase was blocked for LONG steps.
 QUIET = 0.25
@@ -68,6 +70,7 @@ class Stalls:
 
     def __init__(self) -> None:
         self._seen, self._wall_ms = 0, 0.0
+        self._first = 0  # the first step that counts
         self._steps_ms: deque[float] = deque(maxlen=WINDOW)  # of the peers' own
         self._sorted_ms: list[float] = []  # the same
         self._stalls: dict[tuple[int, str], deque[_Stall]] = {}  # of a rank in a phase
@@ -102,6 +105,7 @@ class Stalls:
         self._seen += 1
         if self._seen <= SKIPPED:
             return []
+        self._first = self._first or step
         self._note(float(median(spent.own[present].sum(axis=1), 0)))
         step_ms = self._step_ms
         own, reference, is_sure = self._at_this_step(spent, present, step_ms)
@@ -115,7 +119,7 @@ class Stalls:
             key = int(ranks[index]), PHASES[phase]
             took, peers = float(own[index, phase]), float(reference[index, phase])
             stall = _Stall(self._seen, step, took, peers, self._wall_ms)
-            self._count(key, stall, is_great=stall.lost_ms >= GREAT * step_ms)
+            self._count(key, stall, is_great=stall.lost_ms >= max(GREAT * step_ms, GREAT_MS))
             if key[0] not in slow and key not in self._open:
                 stalls = self._certain(key, ranks, self._wall_ms + spent.wall_ms)
                 begun += [self._begin(key, stalls)] if stalls else []
@@ -177,9 +181,12 @@ class Stalls:
         past = self._slow_until.get(key[0], 0)
         stalls = [one for one in self._recent(key) if one.number > past]
         great = [one for one in self._great.get(key, ()) if one.number > past]
-        if self._seen < SPAN or not stalls:
+        if not stalls:
             return []
-        is_often = len(great) >= RARE + OTHERS * self._of_others(key, ranks, self._great)
+        is_often = (
+            len(great) >= RARE + OTHERS * self._of_others(key, ranks, self._great)
+            and stalls[-1].step - self._first >= SPAN
+        )
         # All that are remembered may be far from the first step.
         begun_ms = great[0].before_ms if len(great) == REMEMBERED else 0.0
         if is_often and sum(one.lost_ms for one in great) >= SHARE * (wall_ms - begun_ms):

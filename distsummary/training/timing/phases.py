@@ -255,9 +255,10 @@ class Phases:
         What follows, such as an evaluation, is a part of the next step, which is marked, as it may be long:
         after loops of some steps only, so that marks take little more time.
         """
-        if not self.is_marked and step >= self._after_loop + LOOP * self.every:
+        if step >= self._after_loop + LOOP * self.every:
             self._after_loop = step + 1
-            self._mark()
+            if not self.is_marked:
+                self._mark()
         self.enter(REST)
         self.loader.end()
         self.is_in_loop = False
@@ -278,7 +279,7 @@ class Phases:
         found: dict[str, float] = {}
         if self.is_marked:
             found = self.take(RECORDING)
-            # One that is marked since it follows a loop stands for itself alone.
+            # One that is marked whenever it follows a loop stands for itself alone.
             if step != self._after_loop:
                 self._choose(found[OWN_MS] + found[WAIT_MS])
                 if self.every > 1:

@@ -19,14 +19,19 @@ def spent(at_once: np.ndarray, own: np.ndarray | None = None, queued: float = 0.
 
 
 def judged(
-    times: np.ndarray, *, slow: tuple[int, ...] = (), slow_from: int = 0, is_busy: bool = False
+    times: np.ndarray,
+    *,
+    slow: tuple[int, ...] = (),
+    slow_from: int = 0,
+    is_busy: bool = False,
+    every: int = 1,
 ) -> list[Slow]:
     judge, ranks = Stalls(), np.arange(times.shape[1])
     return [
         found
         for number, row in enumerate(times, 1)
         for found in judge.add(
-            number, ranks, spent(row), slow=slow if number > slow_from else (), is_busy=is_busy
+            number * every, ranks, spent(row), slow=slow if number > slow_from else (), is_busy=is_busy
         )
     ]
 
@@ -136,3 +141,22 @@ def test_two_very_long_stalls_are_named_if_they_took_a_twentieth_of_the_time(
     times[each::each, 0, REST] += steps * float(np.median(times.sum(axis=2)))
     found = judged(times[: 2 * each + 50])
     assert [(one.rank, one.phase, one.since) for one in found] == [(0, "rest", each + 1)] * is_found
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "steps", "every", "is_found"),
+    [
+        (20, 60, 1, False),  # in less than 100 steps
+        (20, 60, 8, True),  # of which few are measured
+        (2, 60, 8, False),  # 120 ms, as a loader may take to start
+        (2, 200, 8, True),
+    ],
+)
+def test_very_long_stalls_are_counted_in_all_steps_and_last_long_enough(
+    step_ms: float, steps: float, every: int, is_found: bool
+) -> None:
+    times = step_times(7, 90, 2, spikes=0)
+    times *= step_ms / float(np.median(times.sum(axis=2)))
+    times[30::30, 0, REST] += steps * step_ms
+    found = judged(times, every=every)
+    assert [(one.rank, one.phase, one.reported) for one in found] == [(0, "rest", 61 * every)] * is_found
