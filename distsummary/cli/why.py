@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from distsummary.aggregate.judging import judged_files
-from distsummary.base.columns import cut, numbered, paragraph, printable
+from distsummary.base.columns import cut, numbered, paragraph, printable, quoted
 from distsummary.diagnosis.alerts import all_hangs, with_reported
 from distsummary.diagnosis.ends import unreported_end
 from distsummary.diagnosis.sentence import named_ranks, sentence, weight, with_line
@@ -15,6 +15,7 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import is_over
 from distsummary.runs.guides import page_of
 from distsummary.runs.status import Status, read_status
+from distsummary.runs.status_text import hints
 
 FOLDED = 8  # verdicts after the first that have a line each
 
@@ -65,7 +66,11 @@ def text_of(found: Findings, *, width: int) -> str:
     if not found.verdicts:
         ranks = 0 if newest is None else newest.world_size
         alone = "nothing was found; the run has one rank, which has no peers to be compared with"
-        lines.append(alone if ranks < 2 else f"none of the {ranks} ranks stands out")
+        # What all of them wait for, such as a hook in the backward pass of one, is in the bill.
+        spent = f"none of the {ranks} ranks stands out; what the time went to: distsummary cost "
+        lines.append(alone if ranks < 2 else f"{spent}{quoted(found.status.run.path)}")
+        if newest is not None and not found.status.step and not is_over(newest):
+            lines = hints(found.status)[:1]  # which ranks have not begun
     trainings = {one.attempt: one for one in found.status.run.attempts if one.role == "train"}
     last = max(trainings, default=0)
     lasted_s = {
