@@ -1,8 +1,8 @@
-"""Run by MindSpore's own interpreter: metrics of random predictions, and a small training by its Model.
+"""Run by MindSpore's own interpreter: a small training by its Model.
 
 usage: PYTHON mindspore_model.py DIR
 
-makes DIR/inputs.npz (predictions, labels, the data and first weights of the training) and DIR/reported.json.
+makes DIR/inputs.npz (the data, labels and first weights of the training) and DIR/reported.json.
 """
 
 import json
@@ -17,16 +17,6 @@ from mindspore.dataset import NumpySlicesDataset
 
 BATCHES, ROWS, CLASSES, INPUTS = 3, 8, 6, 5
 EPOCHS = 3
-CLASSIFYING = {
-    "Accuracy": train.Accuracy,
-    "Precision": train.Precision,
-    "Recall": train.Recall,
-    "F1": train.F1,
-    "Top1CategoricalAccuracy": train.Top1CategoricalAccuracy,
-    "Top5CategoricalAccuracy": train.Top5CategoricalAccuracy,
-}
-MULTILABEL = {"Accuracy": train.Accuracy, "Precision": train.Precision, "Recall": train.Recall}
-OF_NUMBERS = {"MAE": train.MAE, "MSE": train.MSE}
 
 
 class Losses(train.Callback):
@@ -45,13 +35,6 @@ class Losses(train.Callback):
         """Keep the results of the evaluation."""
         results = run_context.original_args().eval_results
         self.results.append({name: np.asarray(value).tolist() for name, value in results.items()})
-
-
-def computed(metric: Any, *inputs: Any) -> Any:
-    """The metric of all batches: numbers that JSON knows."""
-    for batch in zip(*inputs, strict=True):
-        metric.update(*batch)
-    return np.asarray(metric.eval()).tolist()
 
 
 def trained(weights: dict[str, Any], data: Any, labels: Any) -> dict[str, Any]:
@@ -75,32 +58,15 @@ def main() -> None:
     place = Path(sys.argv[1])
     random = np.random.default_rng(3)
     given = {
-        "predicted": random.normal(size=(BATCHES, ROWS, CLASSES)).astype(np.float32),
         "labels": random.integers(0, CLASSES, (BATCHES, ROWS)).astype(np.int32),
-        "predicted_many": random.integers(0, 2, (BATCHES, ROWS, CLASSES)).astype(np.float32),
-        "labels_many": random.integers(0, 2, (BATCHES, ROWS, CLASSES)).astype(np.float32),
-        "numbers": random.normal(size=(BATCHES, ROWS, CLASSES)).astype(np.float32),
         "data": random.normal(size=(BATCHES, ROWS, INPUTS)).astype(np.float32),
         "0.weight": random.normal(size=(7, INPUTS)).astype(np.float32),
         "0.bias": random.normal(size=7).astype(np.float32),
         "2.weight": random.normal(size=(CLASSES, 7)).astype(np.float32),
         "2.bias": random.normal(size=CLASSES).astype(np.float32),
     }
-    given["labels_many"][:, 0] = given["predicted_many"][:, 0]  # some rows are right
     np.savez(place / "inputs.npz", **given)
-    reported = {
-        "classification": {
-            name: computed(make(), given["predicted"], given["labels"]) for name, make in CLASSIFYING.items()
-        },
-        "multilabel": {
-            name: computed(make("multilabel"), given["predicted_many"], given["labels_many"])
-            for name, make in MULTILABEL.items()
-        },
-        "numbers": {
-            name: computed(make(), given["predicted"], given["numbers"]) for name, make in OF_NUMBERS.items()
-        },
-        "training": trained(given, given["data"], given["labels"]),
-    }
+    reported = trained(given, given["data"], given["labels"])
     (place / "reported.json").write_text(json.dumps(reported))
 
 

@@ -1,4 +1,4 @@
-"""Each metric that keeps more than a sum, beside MindSpore's own: the same inputs give the same numbers."""
+"""Each metric, beside MindSpore's own: the same inputs give the same numbers."""
 
 import mindspore
 import numpy as np
@@ -65,6 +65,25 @@ def test_the_names_are_mindspores():
             train.get_metric_fn(name)
         with pytest.raises(InvalidTypeError, match=f"{name}.*takes arguments; write metrics="):
             metrics.get_metrics({name})
+
+
+@pytest.mark.parametrize(
+    "name", ["Accuracy", "Precision", "Recall", "F1", "Top1CategoricalAccuracy", "Top5CategoricalAccuracy"]
+)
+def test_what_adds_up_over_classes_is_mindspores(name):
+    predicted, labels = RANDOM.random((8, 6)), RANDOM.integers(0, 6, 8)
+    equal(name, {}, (predicted, labels), (predicted[::-1], labels))
+
+
+@pytest.mark.parametrize("name", ["Accuracy", "Precision", "Recall"])
+def test_what_adds_up_over_several_labels_is_mindspores(name):
+    predicted, labels = RANDOM.integers(0, 2, (2, 8, 6))
+    equal(name, {"eval_type": "multilabel"}, (predicted, labels), (labels, labels))
+
+
+@pytest.mark.parametrize("name", ["MAE", "MSE"])
+def test_errors_of_numbers_are_mindspores(name):
+    equal(name, {}, (PREDICTED, PREDICTED[::-1]), (PREDICTED[:3], PREDICTED[4:]))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
