@@ -108,7 +108,7 @@ def _without(
         return f"{count} {verb}", f"{span}; nothing was found to be wrong, nothing was dropped"
     if state == NO_MANIFEST:
         return "Nothing was found to be wrong", f"{span}; without a run.json it is not known how it ended"
-    return f"The run is {state}", span
+    return "No rank has registered yet" if state == "unknown" else f"The run is {state}", span
 
 
 class Numbers:

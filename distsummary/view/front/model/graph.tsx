@@ -24,6 +24,10 @@ function useLayout() {
 
 const parametersOf = (graph: Graph, box: Scope) => box.nodes.reduce((sum, at) => sum + graph.parameters[at], 0)
 
+const LONGEST = 40 // characters of a name in a box
+const shown = (text: string) => (text.length > LONGEST ? `${text.slice(0, LONGEST)}…` : text)
+const widthOf = (title: string, op: string) => Math.max(60, 7.2 * Math.max(shown(title).length, shown(op).length) + 20)
+
 export function GraphView({ graph, words }: { graph: Graph; words: string }) {
   const place = useLayout()
   const [open, setOpen] = useState(new Set<string>())
@@ -31,7 +35,7 @@ export function GraphView({ graph, words }: { graph: Graph; words: string }) {
   const found = useMemo(() => (words ? graph.names.filter((name, at) => `${name} ${graph.ops[at]}`.toLowerCase().includes(words.toLowerCase())) : []), [graph, words])
   const all = useMemo(() => new Set([...open, ...found.slice(0, FOUND).flatMap(scopesOf)]), [open, found])
   const { boxes, edges } = useMemo(() => boxesOf(graph, all), [graph, all])
-  const laid = useMemo(() => (place && boxes.length <= MOST ? place(boxes.map(({ id, title, op }) => ({ id, width: Math.max(60, 7.2 * Math.max(title.length, op.length) + 20), height: op ? 40 : 32 })), edges) : null), [place, boxes, edges])
+  const laid = useMemo(() => (place && boxes.length <= MOST ? place(boxes.map(({ id, title, op }) => ({ id, width: widthOf(title, op), height: op ? 40 : 32 })), edges) : null), [place, boxes, edges])
   const toggle = (id: string) => setOpen(all.has(id) ? new Set([...all].filter((one) => one !== id && !one.startsWith(`${id}/`))) : new Set([...all, id]))
   const box = boxes.find((one) => one.id === chosen)
   const isFound = new Set(found)
@@ -47,11 +51,11 @@ export function GraphView({ graph, words }: { graph: Graph; words: string }) {
           {laid.edges.map(({ points }, at) => <polyline key={at} class="edge" points={points.map(({ x, y }) => `${x},${y}`).join(" ")} />)}
           {boxes.map((one) => {
             const { x, y } = laid.boxes[one.id]
-            const width = Math.max(60, 7.2 * Math.max(one.title.length, one.op.length) + 20), height = one.op ? 40 : 32
+            const width = widthOf(one.title, one.op), height = one.op ? 40 : 32
             const act = () => (one.isClosed ? toggle(one.id) : choose(one.id))
             return <g key={one.id} class={`${one.isClosed ? "scope" : "node"} ${isFound.has(one.id) ? "found" : ""} ${one.id === chosen ? "chosen" : ""}`} transform={`translate(${x - width / 2} ${y - height / 2})`} role="button" tabIndex={0}
-              aria-label={one.isClosed ? `open ${one.id}, ${counted(one.nodes.length, "node")}` : `${one.id} ${one.op}`} onClick={act} onKeyDown={(event) => event.key === "Enter" && act()} onPointerEnter={() => choose(one.id)}>
-              <rect width={width} height={height} rx={one.isClosed ? 6 : 14} /><text x={width / 2} y={one.op ? 16 : 20}>{one.title}</text>{" "}{one.op && <text class="op" x={width / 2} y={31}>{one.op}</text>}</g>
+              aria-label={one.isClosed ? `open ${one.title.length > LONGEST ? shown(one.title) : one.id}, ${counted(one.nodes.length, "node")}` : `${one.title.length > LONGEST ? shown(one.title) : one.id} ${shown(one.op)}`} onClick={act} onKeyDown={(event) => event.key === "Enter" && act()} onPointerEnter={() => choose(one.id)}>
+              <rect width={width} height={height} rx={one.isClosed ? 6 : 14} /><text x={width / 2} y={one.op ? 16 : 20}>{shown(one.title)}</text>{" "}{one.op && <text class="op" x={width / 2} y={31}>{shown(one.op)}</text>}</g>
           })}
         </svg></div>}
         {box && <aside class="card"><h2 class="tag">{box.id}</h2><table><tbody>
