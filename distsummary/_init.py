@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal
@@ -186,15 +187,32 @@ def init(
     # Another training that finds this run open in its process can then name the line that opened it.
     caller = sys._getframe(2)  # behind `suggests`
     place = f"the run made at {caller.f_code.co_filename}:{caller.f_lineno}"
-    given = directory_of(run_dir, topology)
-    admission = admit(given, topology, on_existing=on_existing, resumes=initial_step > 0, door=place)
+    make = partial(directory_of, job=topologies.job_name())
+    admission = None
+    if aggregate and topology.world_size > 1 and in_ray():
+        from distsummary.aggregate.actor_arrival import arrive
+
+        admission = arrive(
+            run_dir,
+            topology,
+            make,
+            on_existing=on_existing,
+            resumes=initial_step > 0,
+            door=place,
+            is_private=settings.record.private,
+        )
+    if admission is None:
+        admission = admit(
+            make(run_dir, topology), topology, on_existing=on_existing, resumes=initial_step > 0, door=place
+        )
     directory, topology = admission.run_dir, admission.topology
-    if directory.base != given.base and topology.rank == 0:
+    given = RunDir(run_dir).base
+    if topology.rank == 0 and TIME not in str(given) and directory.home != given:
         logger.warning(
             "%s is taken; this training is recorded in %s (to continue the other one pass resume= or "
             'on_existing="attempt", to evaluate it role="eval")',
-            given.base,
-            directory.base,
+            given,
+            directory.home,
         )
     if settings.record.private:
         directory.create().make_private()
@@ -236,15 +254,16 @@ def init(
     return run
 
 
-def directory_of(run_dir: str | PathLike[str], topology: Topology) -> RunDir:
+def directory_of(run_dir: str | PathLike[str], topology: Topology, job: str) -> RunDir:
     """The run dir, made if it is not there; `{time}` in its name is the time of the job's start.
+
+    `job`: a name that all ranks of the job share; empty if there is none.
 
     Raises RunDirError if it cannot be made, InvalidValueError if the ranks cannot agree on a time.
     """
     if TIME not in fspath(run_dir):
         return check_summary_dir(run_dir, "run_dir")
     refuse_temporary("run_dir", run_dir)
-    job = topologies.job_name()
     if topology.world_size > 1 and not job:
         raise InvalidValueError(
             f"run_dir must not hold {TIME} here, got {fspath(run_dir)!r}: the {topology.world_size} ranks "
@@ -278,7 +297,7 @@ def announcement(directory: RunDir, topology: Topology, settings: RunSettings, *
 
     `is_merged`: whether an aggregator writes the merged run.
     """
-    base, here = directory.base, Path.cwd()
+    base, here = directory.home, Path.cwd()
     # A relative path is shorter, but Ray's workers may run in another directory.
     if base.is_relative_to(here) and not in_ray():
         base = base.relative_to(here)
@@ -293,7 +312,8 @@ def announcement(directory: RunDir, topology: Topology, settings: RunSettings, *
         what = f"{topology.world_size} ranks; their {what}{merged}"
     if topology.world_size > 1 and not is_merged:
         show += f"; after the training: distsummary merge {quoted(base)}"
-    return f"distsummary: recording {base} ({what}); {show}"
+    place = " on another node of the cluster, the run's home" if directory.is_away else ""
+    return f"distsummary: recording {base}{place} ({what}); {show}"
 
 
 def position(resume: Resumed | None, initial_step: int, initial_epoch: int) -> tuple[int, int]:

@@ -1,7 +1,6 @@
-"""The aggregator as a named Ray actor, and the client through which a rank calls it."""
+"""AggregatorClient: how a rank calls its run's aggregator, a Ray actor, and has its files sent there."""
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import Mapping
@@ -11,13 +10,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.metrics import Gauge
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from distsummary.aggregate.aggregator import Aggregator
+from distsummary.aggregate.actor_aggregator import NAMESPACE, start_aggregator
+from distsummary.aggregate.actor_ship import ShipClient
 from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.actor_calls import RayConnection, RayGoneError, why_not_begun
 from distsummary.base.columns import quoted
 from distsummary.base.failures import error_line
+from distsummary.diagnosis.verdict import Verdict
 from distsummary.rundir.admission import refuse_other_version, refuse_unshared
 from distsummary.rundir.attempts import Registration
 from distsummary.rundir.coordination import LocalCoordinator
@@ -27,8 +27,6 @@ from distsummary.rundir.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "distsummary"
-ASIDE = "aside"  # the Ray concurrency group of the calls that are answered even during a merge
 RETRY_S = 0.5
 REGISTER_S = 60.0
 NAMED_S = 10.0  # after so long without an answer, a rank that joins says what it waits for
@@ -41,21 +39,6 @@ GAUGES = {
     "own_ms": "Milliseconds a step that a rank works by itself, mean of 30 s.",
     "waiting_ms": "Milliseconds a step that a rank waits, mean of 30 s.",
 }
-
-
-class _AggregatorActor(Aggregator):
-    """An Aggregator that ends itself by `ray.kill`: Ray would restart an actor that merely exits."""
-
-    def __init__(self, run_dir: str) -> None:
-        super().__init__(
-            run_dir,
-            on_end=lambda: ray.kill(ray.get_runtime_context().current_actor, no_restart=True),
-        )
-
-    @ray.method(concurrency_group=ASIDE)  # type: ignore[untyped-decorator]  # of Ray
-    def serves(self, launch_id: str) -> bool:
-        """See Aggregator. A call cannot choose the group itself: Ray Client refuses that."""
-        return super().serves(launch_id)
 
 
 class RankGauges:
@@ -79,37 +62,6 @@ class RankGauges:
         self._waiting.set(heartbeat.wait_ms, self._tags)
 
 
-def actor_name(run_dir: RunDir) -> str:
-    """The name of the run's aggregator actor in the namespace `distsummary`."""
-    return "aggregator-" + hashlib.blake2b(str(run_dir.base).encode(), digest_size=12).hexdigest()
-
-
-def _get_or_start(run_dir: RunDir) -> Any:
-    """The run's aggregator, started if there is none; it is detached, because it must outlive each rank."""
-    options = {
-        "name": actor_name(run_dir),
-        "namespace": NAMESPACE,
-        "get_if_exists": True,
-        "lifetime": "detached",
-        # It reserves no CPU: a cluster whose CPUs are all taken by ranks can still start it.
-        "num_cpus": 0,
-        "max_restarts": -1,
-        "max_task_retries": 0,
-        "max_concurrency": 1,
-    }
-    node = ray.get_runtime_context().get_node_id()
-    actor = ray.remote(concurrency_groups={ASIDE: 1})(_AggregatorActor)
-    try:
-        # Preferably on this node; `fallback_strategy` allows any other.
-        here = {"label_selector": {"ray.io/node-id": node}, "fallback_strategy": [{"label_selector": {}}]}
-        placed = actor.options(**options, **here)
-    except (TypeError, ValueError):
-        # Ray has this option since 2.51; before, it may choose any node in spite of the preference.
-        soft = NodeAffinitySchedulingStrategy(node, soft=True)
-        placed = actor.options(**options, scheduling_strategy=soft)
-    return placed.remote(str(run_dir.base))
-
-
 class AggregatorClient:
     """A Coordinator that calls the aggregator actor, and keeps reporting to it that this process is alive.
 
@@ -126,10 +78,11 @@ class AggregatorClient:
         self._run_dir, self._register_s, self._merge_s = run_dir, register_s, merge_s
         self._local = LocalCoordinator(run_dir, partial(first_free_attempt, run_dir))
         self._ray = RayConnection()
-        self._handle = _get_or_start(run_dir)
+        self._handle = start_aggregator(run_dir)
         self._renewal: Any = None  # the last call of `renew`
         self._gauges: RankGauges | None = None
         self._has_gauges = True
+        self._ship: ShipClient | None = None  # sends what this rank writes to another node
 
     def register(self, topology: Topology) -> Registration:
         """Join the run.
@@ -137,9 +90,15 @@ class AggregatorClient:
         Raises WorldMismatchError when the ranks of an attempt disagree on the world size, RunDirError when
         the run dir is not shared with the aggregator's node, or that node has another version.
         """
+        began = time.time()
         registration: Registration = self._ask("register", self._register_s, topology)
         refuse_other_version(self._run_dir, registration)
-        refuse_unshared(self._run_dir, registration)
+        if self._run_dir.is_away:
+            self._local.ahead_s = registration.now - (began + time.time()) / 2
+            self._ship = ShipClient(self._run_dir, self._ray)
+            self._ship.enter(topology, registration.attempt, self._register_s)
+        else:
+            refuse_unshared(self._run_dir, registration)
         self._local.enter(topology, registration.attempt)
         return registration
 
@@ -156,7 +115,9 @@ class AggregatorClient:
                         ray.get(self._renewal, timeout=RETRY_S)
                     self._renewal = self._handle.renew.remote()
             except RayActorError:
-                self._handle, self._renewal = _get_or_start(self._run_dir), None
+                self._handle, self._renewal = start_aggregator(self._run_dir), None
+        if self._ship is not None:
+            self._ship.renew(topology, attempt)
         deals = self._local.beat(topology, attempt, heartbeat)
         if self._has_gauges and topology.role == "train":
             try:
@@ -174,13 +135,35 @@ class AggregatorClient:
         """Leave the run; the call of the last rank returns only after the merged run is written."""
         try:
             self._local.leave(topology, attempt, health)
+            if self._ship is not None:
+                self._ship.leave(topology, self._merge_s)
         finally:
             # The aggregator is called even if the disk is full, so that it can merge and end.
             self._ask("finish", self._merge_s, topology, attempt, health)
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Report an evaluation; the call of the last rank returns only after the run is merged again."""
+        if self._run_dir.is_away:
+            self._ship = self._ship or ShipClient(self._run_dir, self._ray)
+            self._ship.enter(topology, attempt, self._merge_s)
+            self._ship.leave(topology, self._merge_s)
         self._ask("evaluated", self._merge_s, topology, attempt)
+
+    def note(self, topology: Topology, attempt: int, fields: Mapping[str, object]) -> None:
+        """See Coordinator."""
+        if self._run_dir.is_away:
+            self._ask("note", self._merge_s, topology, attempt, fields)
+        else:
+            self._local.note(topology, attempt, fields)
+
+    def report(self, attempt: int, verdict: Verdict) -> bool:
+        """See Reporter."""
+        try:
+            with self._ray.call():
+                asked = self._handle.report.remote(attempt, verdict)
+            return bool(self._ray.result(asked, self._merge_s))
+        except (RayError, RayGoneError) as error:
+            raise OSError(f"the aggregator does not answer: {error_line(error)}") from error
 
     def _ask(self, method: str, timeout_s: float, *args: object, **options: object) -> Any:
         """Call the aggregator, or the LocalCoordinator if there is no answer; raises what the call raised."""
@@ -208,10 +191,10 @@ class AggregatorClient:
                     if not is_restarted:
                         logger.warning("%s: the aggregator ended; calling a new one", self._run_dir)
                     is_restarted = True
-                    # All ranks may get here at once: `_get_or_start` gives them the same new actor.
+                    # All ranks may get here at once: `start_aggregator` gives them the same new actor.
                     time.sleep(RETRY_S)
                     with self._ray.call():
-                        self._handle = _get_or_start(self._run_dir)
+                        self._handle = start_aggregator(self._run_dir)
         except RayTaskError as error:
             # The caller gets the error itself, as from a LocalCoordinator, without Ray's wrapper.
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
@@ -225,7 +208,7 @@ class AggregatorClient:
         logger.warning(
             "%s: %s; %s() continues without the aggregator. If the merged run is missing later, run: "
             "distsummary merge %s",
-            self._run_dir, reason, method, quoted(self._run_dir.base),
+            self._run_dir.home, reason, method, quoted(self._run_dir.home),
         )  # fmt: skip
         return getattr(self._local, method)(*args, **options)
 

@@ -32,7 +32,7 @@ from distsummary.rundir.attempts import (
     note_aggregator,
     note_deaths,
     note_evaluation,
-    note_field,
+    note_fields,
     with_ranks,
 )
 from distsummary.rundir.run_dir import Manifest, RunDir
@@ -340,7 +340,7 @@ class Aggregator:
             f"{JOIN_S:g} s. Either only some ranks record, or they are still starting, or the directory is "
             "not on a disk that all nodes share (look for it on the other nodes)"
         )
-        note_field(self._run_dir, entry, "missing", {"ranks": [*missing], "after_s": JOIN_S})
+        note_fields(self._run_dir, key_of(entry), {"missing": {"ranks": [*missing], "after_s": JOIN_S}})
 
     def _follow(self, entry: Manifest, attempt: AttemptState, age_s: float) -> None:
         """Begin to merge a training of several ranks that runs, and deal among its living ranks."""

@@ -88,6 +88,10 @@ class LoneRank:
         """As the inner one."""
         self._inner.evaluated(topology, attempt)
 
+    def note(self, topology: Topology, attempt: int, fields: Mapping[str, object]) -> None:
+        """As the inner one."""
+        self._inner.note(topology, attempt, fields)
+
     # --- judging
 
     def _judge(self) -> None:

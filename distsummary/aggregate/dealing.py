@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from distsummary.rundir.attempts import note_field
+from distsummary.rundir.attempts import key_of, note_fields
 from distsummary.rundir.deal import Deal, Heartbeat, deals_in, first_deal, next_deal, with_parts
 from distsummary.rundir.rank_manifest import read_ranks
 from distsummary.rundir.rank_parts import parts_of
@@ -56,4 +56,4 @@ def _note_deals(run_dir: RunDir, entry: Manifest, deals: Sequence[Deal], *, is_o
     parts = parts_of(run_dir.rank_dirs(entry["role"]), entry["attempt"])
     stored = with_parts(deals, parts, is_over=is_over)
     if stored != entry.get("deals", []):
-        note_field(run_dir, entry, "deals", stored)
+        note_fields(run_dir, key_of(entry), {"deals": stored})

@@ -13,7 +13,7 @@ from distsummary.base.columns import quoted
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.newest import newest_step
-from distsummary.rundir.attempts import Key, end_of, key_of, merged_states, note_field, note_state
+from distsummary.rundir.attempts import Key, end_of, key_of, merged_states, note_fields, note_state
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import EVALUATED_S, HIDDEN_S
 
@@ -109,7 +109,7 @@ class Settlement:
                 run_dir.update_manifest(
                     lambda manifest: manifest.setdefault("merged", {}).update({role: facts})
                 )
-        note_field(run_dir, entry, "merged", states)
+        note_fields(run_dir, key_of(entry), {"merged": states})
 
 
 def _hidden_ranks(run_dir: RunDir, entry: Manifest) -> list[int]:

@@ -29,7 +29,7 @@ from distsummary.collect.session_end import Parts, SessionEnd
 from distsummary.collect.values.system_metrics import Sampler, SystemMonitor, sources_of
 from distsummary.collect.watcher import LoopPlace, Watcher, groups_of_torch
 from distsummary.diagnosis.diagnose import Diagnose
-from distsummary.diagnosis.reporting import Alerts
+from distsummary.diagnosis.reporting import Alerts, SentAlerts
 from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WARNING, Verdict
 from distsummary.errors import ClosedError, MissingRunDirError
 from distsummary.events.overhead import Overhead
@@ -37,12 +37,12 @@ from distsummary.events.segments import segments
 from distsummary.format.own_tags import EPOCH, EVERY, OWN_MS, RUN_TEXT, WAIT_MS
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
-from distsummary.rundir.attempts import Registration, find_attempt, newest_attempt
+from distsummary.rundir.attempts import Registration, newest_attempt
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
 from distsummary.rundir.deal import SPENT, Deal, Group, Heartbeat, Part
 from distsummary.rundir.rank_facts import RankFacts, write_command, write_facts
 from distsummary.rundir.rank_manifest import ranks_of
-from distsummary.rundir.run_dir import Manifest, RunDir
+from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.run_text import run_text
 from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology, lost_driver
@@ -157,7 +157,10 @@ class Session:
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
         # A second thread: git and a driver may be slow, and checkpoints must not wait for them.
         self._messages = Background(failures.health, raise_exception=spec.raise_exception, close_s=MESSAGES_S)
-        self._alerts = Alerts(run_dir)  # of the user and of callbacks
+        # Of the user and of callbacks.
+        self._alerts: Alerts | SentAlerts = (
+            SentAlerts(coordinator) if run_dir.is_away else Alerts(run_dir)  # type: ignore[arg-type]
+        )
         exports = settings.record.export_npy
         self._exports = Exports(rank_dir, int(time.time()), self._files) if exports else None
         self.checkpoints: CheckpointKeeper | None = None
@@ -187,26 +190,16 @@ class Session:
 
     def _note_diagnose(self, diagnose: Diagnose) -> None:
         """Put what is reported into the manifest, for whoever reports."""
-        role, attempt = self.topology.role, self.attempt
-        self._run_dir.update_manifest(
-            lambda manifest: find_attempt(manifest, role, attempt).update(diagnose=asdict(diagnose))
-        )
+        self._coordinator.note(self.topology, self.attempt, {"diagnose": asdict(diagnose)})
 
     def _record_provenance(self, config: Mapping[str, Any]) -> None:
         """Put provenance and config into the manifest, if it has this attempt; warn of a changed config."""
         role, attempt = self.topology.role, self.attempt
-        found = provenance()
+        fields = {"provenance": provenance()} | ({"config": config} if config else {})
         write_command(self._rank_dir, attempt, redacted(command_line()))
-
-        def change(manifest: Manifest) -> None:
-            entry = find_attempt(manifest, role, attempt)
-            entry["provenance"] = found
-            if config:
-                entry["config"] = config
-
         known = self._run_dir.read_manifest()["attempts"]
         if any((entry["role"], entry["attempt"]) == (role, attempt) for entry in known):
-            self._run_dir.update_manifest(change)
+            self._coordinator.note(self.topology, attempt, fields)
         older = [entry for entry in known if entry["role"] == role and entry.get("config")]
         names = differing(older[0]["config"], config) if older and config else []
         if names and self.topology.world_size == 1 and role == "train":

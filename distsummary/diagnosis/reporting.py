@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from distsummary.base.columns import quoted
 from distsummary.base.publish import open_own
@@ -260,6 +261,33 @@ class Alerts:
             self._reported_as[key] = key if found is None else found
             self._unmatched.pop(self._reported_as[key], None)
         return self._reported_as[key]
+
+
+class Reporter(Protocol):
+    """Has alerts reported on the node on which the run is whole."""
+
+    def report(self, attempt: int, verdict: Verdict) -> bool:
+        """As `Alerts.report`; raises OSError if that node does not answer."""
+
+
+class SentAlerts:
+    """Alerts of a rank whose host does not see the run dir; what did not arrive is kept for `write`."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._due: list[tuple[int, Verdict]] = []
+
+    def report(self, attempt: int, verdict: Verdict) -> None:
+        """Have a verdict reported."""
+        self._due.append((attempt, verdict))
+        with contextlib.suppress(OSError):
+            self.write()
+
+    def write(self) -> None:
+        """Send what has not arrived; raises OSError."""
+        while self._due:
+            self._reporter.report(*self._due[0])
+            self._due.pop(0)
 
 
 def _newer(alert: Alert, verdict: Verdict) -> Alert:

@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from distsummary.aggregate.actor import actor_name
+from distsummary.aggregate.actor_aggregator import actor_name
 from distsummary.base.actor_private import actors
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import RankState

@@ -4,6 +4,7 @@ An attempt is one start of the job; a restart gets the next number.
 """
 
 import platform
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import JOIN_WINDOW_S
 from distsummary.rundir.topology import Topology
 
-PROTOCOL = 3  # of the calls between driver, ranks and aggregator; raise it when they change
+PROTOCOL = 4  # of the calls between driver, ranks and aggregator; raise it when they change
 LOOKED_AT = 16  # other ranks that a rank looks at before it joins
 TRAINED = ("finished", "incomplete")  # states of a rank whose training ended by itself
 ENDED = (*TRAINED, "failed", "interrupted")
@@ -47,7 +48,7 @@ class Registration:
 
     `created` is when the run was created, in seconds since the epoch; 0: unknown. `nonce` is that of the
     manifest on the host where the rank was registered, so that the rank can check whether it sees the same.
-    `protocol` is that of the aggregator. `deals` are those of the attempt so far.
+    `protocol` is that of the aggregator, `now` the time there. `deals` are those of the attempt so far.
     """
 
     run_id: str
@@ -56,6 +57,7 @@ class Registration:
     nonce: str = ""
     host: str = field(default_factory=platform.node)
     protocol: int = field(default_factory=lambda: PROTOCOL)
+    now: float = field(default_factory=time.time)
     deals: tuple[Deal, ...] = ()
 
 
@@ -147,9 +149,9 @@ def key_of(entry: Manifest) -> Key:
     return entry["role"], entry["attempt"]
 
 
-def note_field(run_dir: RunDir, entry: Manifest, name: str, value: object) -> None:
-    """Write a field of an attempt into run.json; raises StaleAttemptError, and as `update_manifest`."""
-    run_dir.update_manifest(lambda manifest: find_attempt(manifest, *key_of(entry)).update({name: value}))
+def note_fields(run_dir: RunDir, key: Key, fields: Mapping[str, object]) -> None:
+    """Write fields of an attempt into run.json; raises StaleAttemptError, and as `update_manifest`."""
+    run_dir.update_manifest(lambda manifest: find_attempt(manifest, *key).update(fields))
 
 
 def note_state(run_dir: RunDir, role: str, attempt: int, state: str) -> None:

@@ -42,6 +42,7 @@ from distsummary.rundir.attempts import (
     find_attempt,
     is_superseded,
     note_evaluation,
+    note_fields,
     note_state,
     now_for,
     refuse_stale,
@@ -74,6 +75,9 @@ class Coordinator(Protocol):
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Report that an evaluation was added to the files of a training's attempt, without a new attempt."""
 
+    def note(self, topology: Topology, attempt: int, fields: Mapping[str, object]) -> None:
+        """Put what a rank says of its attempt into run.json; raises StaleAttemptError or RunDirError."""
+
 
 class LocalCoordinator:
     """A Coordinator without an aggregator: it uses the run's manifest, and the file of the rank itself.
@@ -87,6 +91,7 @@ class LocalCoordinator:
 
     def __init__(self, run_dir: RunDir, first_attempt: Callable[[str], int] = lambda role: 0) -> None:
         self.run_dir = run_dir
+        self.ahead_s = 0.0  # how much further the clock of the run's home is than that of this disk
         self._first_attempt = first_attempt
 
     def register(self, topology: Topology) -> Registration:
@@ -143,7 +148,7 @@ class LocalCoordinator:
             if known is not None and known.get("session") != topology.session:
                 raise _RankTakenError(claimed_twice(self.run_dir, known, topology, attempt))
 
-        RankManifest(self.run_dir, topology).claim(attempt, check)
+        RankManifest(self.run_dir, topology, self.ahead_s).claim(attempt, check)
         _list(self.run_dir)
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:
@@ -155,14 +160,14 @@ class LocalCoordinator:
         # If run.json was removed, the heartbeat is written all the same, and rank 0 alone reports it.
         if not manifest["run_id"]:
             self.run_dir.refuse_missing()
-            RankManifest(self.run_dir, topology).beat(attempt, heartbeat)
+            RankManifest(self.run_dir, topology, self.ahead_s).beat(attempt, heartbeat)
             if topology.rank == 0:
                 self.run_dir.refuse_removed_manifest()
             return ()
         entry = find_attempt(manifest, topology.role, attempt)
         if is_superseded(manifest, entry):
             return ()
-        RankManifest(self.run_dir, topology).beat(attempt, heartbeat)
+        RankManifest(self.run_dir, topology, self.ahead_s).beat(attempt, heartbeat)
         return deals_in(entry)
 
     def leave(self, topology: Topology, attempt: int, health: Mapping[str, int | str]) -> Manifest:
@@ -180,7 +185,7 @@ class LocalCoordinator:
             refuse_stale(manifest, topology.role, attempt)
             find_attempt(manifest, topology.role, attempt)
         # The end of the rank is written first, as it counts even if run.json was removed.
-        RankManifest(self.run_dir, topology).leave(
+        RankManifest(self.run_dir, topology, self.ahead_s).leave(
             attempt, end_of_rank(health), error=str(health.get("error", "")), health=health
         )
         self.run_dir.refuse_removed_manifest()
@@ -199,6 +204,10 @@ class LocalCoordinator:
         if others is not None or state in STOPPED:
             note_state(self.run_dir, topology.role, attempt, end_of({state, *(others or ())}))
         return others is not None
+
+    def note(self, topology: Topology, attempt: int, fields: Mapping[str, object]) -> None:
+        """See Coordinator."""
+        note_fields(self.run_dir, (topology.role, attempt), fields)
 
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Note that the merged run, if there is one, does not contain this evaluation; rank 0 logs it."""

@@ -59,10 +59,13 @@ class RankManifest:
     """The manifest.json of one rank, for the process that is this rank.
 
     The methods raise RunDirError if the file cannot be written.
+
+    Args:
+        ahead_s: how much further the clock of the run's home is than that of this disk.
     """
 
-    def __init__(self, run_dir: RunDir, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, run_dir: RunDir, topology: Topology, ahead_s: float = 0.0) -> None:
+        self._topology, self._ahead_s = topology, ahead_s
         self._directory = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         self.path = self._directory / RANK_MANIFEST
 
@@ -140,7 +143,7 @@ class RankManifest:
 
         try:
             with replacing(self.path, is_durable=is_durable) as temporary, open(temporary, "xb") as file:
-                file.write(changed(os.fstat(file.fileno()).st_mtime))
+                file.write(changed(os.fstat(file.fileno()).st_mtime + self._ahead_s))
         except RunDirError:
             # A full disk may have room for the new text only in the place of the old one.
             if not self._overwrite(changed, is_durable=is_durable):
@@ -153,7 +156,7 @@ class RankManifest:
                 # Touching the file asks for the file system's time.
                 os.utime(file.fileno())
                 old = os.fstat(file.fileno())
-                data = changed(old.st_mtime)
+                data = changed(old.st_mtime + self._ahead_s)
                 if len(data) > old.st_blocks * _BLOCK:
                     return False
                 # One call writes all of it; spaces, with which JSON may end, cover the rest of the old text.

@@ -65,9 +65,10 @@ class RunDir:
     Args:
         path: the directory. It need not exist before `create`. `~` is expanded; a URL raises
             InvalidValueError.
+        home: where the run is whole, a path on another node; None: here.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, home: Path | None = None) -> None:
         check_type("run_dir", path, (str, os.PathLike))
         text = os.fspath(path)
         if not text.strip():
@@ -75,6 +76,7 @@ class RunDir:
         if _URL.match(text):
             raise InvalidValueError(f"run_dir must be a directory of a file system, got {text!r}; {STORES}")
         self.base = Path(os.path.realpath(os.path.expanduser(text)))
+        self.home, self.is_away = home or self.base, home is not None
 
     def __fspath__(self) -> str:
         return str(self.base)

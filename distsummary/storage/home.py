@@ -1,0 +1,198 @@
+"""Home: the directory in which a run is whole; it takes what hosts send, and gives news of the run."""
+
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from distsummary.base.publish import ensure_directory, open_own
+from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.rundir.rank_manifest import read_entries
+from distsummary.rundir.run_dir import RANK_MANIFEST, RunDir
+from distsummary.storage.spool import GONE, GROW, OF_THE_RUN, WHOLE, Change, grows, is_small
+
+_PART = ".tmp-ship-"  # before the name of a file that has not arrived whole
+_PLACE = re.compile(r"(?:[a-z]+_)?rank_\d{5,7}|ckpt_dir|export_\d+", re.ASCII)
+MOST_ALERTS = 4 << 20  # bytes of alerts in one News
+
+
+class Seen(NamedTuple):
+    """What a host has of the run: when its run.json was written, and how much of alerts.jsonl it has."""
+
+    manifest_ns: int = 0
+    alerts: int = 0
+
+
+class News(NamedTuple):
+    """What is new at home: run.json, if it changed, what was appended to alerts.jsonl, and the state `seen`.
+
+    `again`: files of which a part is not there any more; they have to be sent from their beginning.
+    """
+
+    manifest: bytes | None
+    alerts: bytes
+    seen: Seen
+    again: tuple[str, ...] = ()
+
+
+class Entered(NamedTuple):
+    """What a host needs of a rank that begins on it: its small files, and how long its event files are."""
+
+    files: dict[str, bytes]
+    lengths: dict[str, int]
+
+
+class Home(Protocol):
+    """Where a run is whole. What is sent again does no harm."""
+
+    def enter(self, host: str, directory: str, attempt: int) -> Entered:
+        """From now on, this host writes the directory of a rank, which it records in this attempt."""
+
+    def exchange(self, host: str, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+        """Take changes. `held`: the directory of a rank -> the attempt in which the host writes it."""
+
+    def leave(self, host: str, directory: str) -> None:
+        """The rank has ended, and all that it wrote was sent."""
+
+
+class DirectoryHome:
+    """A Home that is a run dir. Any thread may call the methods.
+
+    Of two hosts that write the directory of one rank, the one with the later attempt is right: an older ship
+    that wakes up replaces nothing. Event files have names of their own, and are taken from both.
+
+    Raises RunDirError for names outside of the run dir and of what no rank writes, OSError for a full disk.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir, self._base = run_dir, run_dir.base
+        self._lock = threading.Lock()
+        self._attempts: dict[str, int] = {}  # the directory of a rank -> its newest attempt
+        self._open: dict[str, int] = {}  # event files, locked as by their writers on the other hosts
+        self._places: set[Path] = set()  # directories that were checked
+        self.seen_s: dict[str, float] = {}  # host -> when it called last, by time.time()
+
+    def enter(self, host: str, directory: str, attempt: int) -> Entered:
+        """See Home."""
+        place = self._path(f"{directory}/{RANK_MANIFEST}" if directory else RANK_MANIFEST).parent
+        with self._lock:
+            self._attempts[directory] = max(attempt, self._newest(directory))
+        files, lengths = {}, {}
+        for path in place.iterdir() if place.is_dir() else ():
+            name = f"{directory}/{path.name}" if directory else path.name
+            if grows(name):
+                lengths[name] = path.stat().st_size
+            elif is_small(name):
+                files[name] = path.read_bytes()
+        return Entered(files, lengths)
+
+    def exchange(self, host: str, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+        """See Home."""
+        self.seen_s[host] = time.time()
+        again = []
+        with self._lock:
+            for change in changes:
+                directory = os.path.dirname(change.name).partition("/")[0]
+                is_late = held.get(directory, -1) < self._newest(directory)
+                if is_late and not grows(change.name) and directory != "ckpt_dir":
+                    continue
+                if not self._take(change):
+                    again.append(change.name)
+        return self._news(seen, tuple(dict.fromkeys(again)))
+
+    def leave(self, host: str, directory: str) -> None:
+        """See Home."""
+        with self._lock:
+            for name in [name for name in self._open if os.path.dirname(name) == directory]:
+                os.close(self._open.pop(name))
+
+    def close(self) -> None:
+        """Release all files."""
+        with self._lock:
+            while self._open:
+                os.close(self._open.popitem()[1])
+
+    def _newest(self, directory: str) -> int:
+        """The newest attempt of the rank that a directory belongs to; -1 if it has none."""
+        if directory not in self._attempts:
+            found = None
+            with suppress(DistSummaryError):
+                found = read_entries(self._base / directory)
+            self._attempts[directory] = found.attempts[-1]["attempt"] if found and found.attempts else -1
+        return self._attempts[directory]
+
+    def _take(self, change: Change) -> bool:
+        """Write a change; False if what comes before it is not there."""
+        path = self._path(change.name)
+        if change.kind == GONE:
+            self._release(change.name)
+            path.unlink(missing_ok=True)
+            return True
+        if path.parent not in self._places:
+            ensure_directory(path.parent)
+            self._places.add(path.parent)
+        if change.kind == GROW:
+            if change.name not in self._open:
+                self._open[change.name] = self._locked(path, change.mode)
+            return self._put(self._open[change.name], change)
+        part = path.with_name(f"{_PART}{path.name}")
+        place = open_own(part, os.O_RDWR | (os.O_TRUNC if change.at == 0 else 0), change.mode)
+        try:
+            if not self._put(place, change):
+                return False
+        finally:
+            os.close(place)
+        if change.kind == WHOLE:
+            os.replace(part, path)
+        return True
+
+    def _put(self, place: int, change: Change) -> bool:
+        # What lies beyond the end would leave a hole.
+        if change.at > os.fstat(place).st_size:
+            return False
+        data, at = memoryview(change.data), change.at
+        while data:
+            count = os.pwrite(place, data, at)
+            data, at = data[count:], at + count
+        return True
+
+    def _locked(self, path: Path, mode: int) -> int:
+        place = open_own(path, os.O_RDWR, mode)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(place)
+            raise RunDirError(f"{path} is written by another process of this host; end it") from error
+        return place
+
+    def _release(self, name: str) -> None:
+        if name in self._open:
+            os.close(self._open.pop(name))
+
+    def _path(self, name: str) -> Path:
+        """The path of a file by its name, which another host gave."""
+        parts = name.split("/")
+        is_plain = all(part and not part.startswith(".") and "\0" not in part for part in parts)
+        if not is_plain or (name in OF_THE_RUN if len(parts) == 1 else not _PLACE.fullmatch(parts[0])):
+            raise RunDirError(f"a host sent a file that no rank writes, {name[:200]!r}; it is not taken")
+        path = self._base.joinpath(*parts)
+        if path.parent not in self._places and Path(os.path.realpath(path.parent)) != path.parent:
+            raise RunDirError(f"{path.parent} leads out of the run dir by a symbolic link; remove it")
+        return path
+
+    def _news(self, seen: Seen, again: tuple[str, ...]) -> News:
+        manifest, alerts, (manifest_ns, known) = None, b"", seen
+        with suppress(FileNotFoundError):
+            if (now := os.stat(self._run_dir.manifest_path).st_mtime_ns) != manifest_ns:
+                manifest, manifest_ns = self._run_dir.manifest_path.read_bytes(), now
+        with suppress(FileNotFoundError):
+            if os.stat(self._run_dir.alerts_path).st_size > known:
+                with open(self._run_dir.alerts_path, "rb") as file:
+                    file.seek(known)
+                    alerts = file.read(MOST_ALERTS)
+        return News(manifest, alerts, Seen(manifest_ns, known + len(alerts)), again)

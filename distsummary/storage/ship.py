@@ -1,0 +1,158 @@
+"""Ship: sends what the ranks of one host write to the home of their run, and brings its news back."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distsummary.base.failures import error_line
+from distsummary.base.processes import is_alive
+from distsummary.base.publish import ensure_directory, publish
+from distsummary.rundir.rank_manifest import read_entries
+from distsummary.rundir.run_dir import RunDir
+from distsummary.storage.home import Home, Seen
+from distsummary.storage.spool import Spool, is_small
+
+logger = logging.getLogger(__name__)
+ROUND_S = 1.0
+MOST_BYTES = 16 << 20  # of one exchange
+LINGER_S = 3.0  # it stays so long without a rank
+LONGEST_S = 10.0  # between two tries while the home does not answer
+
+
+class _Rank(NamedTuple):
+    process: Mapping[str, Any]
+    directory: str
+
+
+class Ship:
+    """Serves the ranks of one host; ends when all have left or died, and what they wrote has arrived.
+
+    Any thread may call the methods.
+
+    Args:
+        base: the spool of this host. host: its name. home: where the run is whole.
+        on_end: called once, in the ship's own thread.
+        round_s: seconds between two exchanges. linger_s: see LINGER_S.
+    """
+
+    def __init__(
+        self,
+        base: Path,
+        host: str,
+        home: Home,
+        on_end: Callable[[], object],
+        *,
+        round_s: float = ROUND_S,
+        linger_s: float = LINGER_S,
+    ) -> None:
+        ensure_directory(base)
+        self._run_dir, self._host, self._home, self._on_end = RunDir(base), host, home, on_end
+        self._round_s, self._linger_s = round_s, linger_s
+        self._spool = Spool(base)
+        self._ranks: dict[str, _Rank] = {}  # those that run
+        self._held: dict[str, int] = {}  # the directory of a rank -> the attempt in which it is written here
+        self._seen = Seen()
+        self._turn = threading.RLock()  # of one exchange at a time
+        self._behind_since = 0.0  # when the home did not answer for the first time; 0: it answers
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="distsummary-ship", daemon=True)
+        self._thread.start()
+
+    def enter(self, key: str, process: Mapping[str, Any], directory: str, attempt: int) -> None:
+        """A rank of this host begins, or still runs; raises what the home raises.
+
+        When it returns, the spool has the run.json of the run, and what the rank reported on other hosts.
+
+        Args:
+            key: names the rank's session. process: for `is_alive`.
+        """
+        with self._turn:
+            if key in self._ranks:
+                return
+            entered = self._home.enter(self._host, directory, attempt)
+            if not self._has_begun(directory, attempt):
+                self._mirror(directory, entered.files)
+            self._spool.hold(directory, entered.lengths, entered.files)
+            self._held[directory] = attempt
+            self._ranks[key] = _Rank(process, directory)
+            self._send_all()
+
+    def _has_begun(self, directory: str, attempt: int) -> bool:
+        """Whether the rank records in this attempt already, on this host: then its files here are newer."""
+        found = read_entries(self._run_dir.base / directory)
+        return found is not None and found.entry(attempt) is not None
+
+    def _mirror(self, directory: str, files: Mapping[str, bytes]) -> None:
+        """Give a rank its small files, which it may have written on another host."""
+        place = self._run_dir.base / directory
+        ensure_directory(place)
+        for path in place.iterdir():
+            if is_small(path.name):
+                path.unlink()
+        for name, data in files.items():
+            publish(self._run_dir.base / name, data)
+
+    def leave(self, key: str) -> None:
+        """A rank has ended; returns when all that it wrote has arrived; raises what the home raises."""
+        with self._turn:
+            self._send_all()
+            rank = self._ranks.pop(key, None)
+            if rank is not None:
+                self._home.leave(self._host, rank.directory)
+
+    def close(self) -> None:
+        """End at once; what was not sent stays in the spool."""
+        self._is_closed.set()
+        self._thread.join()
+
+    def state(self) -> tuple[int, float]:
+        """How many bytes were not sent, and since when the home does not answer; 0: it answers."""
+        return self._spool.unsent_bytes(), self._behind_since
+
+    def _send_all(self) -> None:
+        with self._turn:
+            while self._send():
+                pass
+
+    def _send(self) -> bool:
+        """One exchange; returns whether there is more to send."""
+        changes, sent = self._spool.changes(MOST_BYTES)
+        news = self._home.exchange(self._host, self._held, changes, self._seen)
+        self._spool.commit(sent)
+        self._spool.again([*news.again])
+        if news.manifest is not None:
+            publish(self._run_dir.manifest_path, news.manifest)
+        if news.alerts:
+            with open(self._run_dir.alerts_path, "r+b" if self._seen.alerts else "wb") as file:
+                file.seek(self._seen.alerts)
+                file.write(news.alerts)
+        self._seen = news.seen
+        return sum(len(change.data) for change in changes) >= MOST_BYTES or bool(news.again)
+
+    def _run(self) -> None:
+        used_s, pause_s = time.monotonic(), self._round_s
+        while not self._is_closed.wait(pause_s):
+            try:
+                self._send_all()
+                if self._behind_since:
+                    late_s = time.time() - self._behind_since
+                    logger.warning("%s: its home answers again, after %.0f s", self._run_dir.base, late_s)
+                self._behind_since, pause_s = 0.0, self._round_s
+            except Exception as error:
+                # Mostly a link that is cut, or a home that starts again: the spool keeps all until then.
+                if not self._behind_since:
+                    self._behind_since = time.time()
+                    reason = error_line(error)
+                    logger.warning("%s: nothing reaches its home now: %s", self._run_dir.base, reason)
+                pause_s = min(LONGEST_S, 2 * pause_s)
+            with self._turn:
+                for key in [key for key, one in self._ranks.items() if is_alive(one.process) is False]:
+                    del self._ranks[key]
+                if self._ranks or self._behind_since:
+                    used_s = time.monotonic()
+                if time.monotonic() - used_s > self._linger_s:
+                    self._on_end()
+                    return

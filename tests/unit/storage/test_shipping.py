@@ -1,0 +1,285 @@
+"""What the ranks of a host write arrives at the home of their run, whatever fails between."""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from distsummary.base.processes import own_process
+from distsummary.errors import InvalidValueError, RunDirError
+from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.topology import Topology
+from distsummary.storage import place, spool
+from distsummary.storage.home import DirectoryHome, News, Seen
+from distsummary.storage.ship import Ship
+from distsummary.storage.spool import GONE, GROW, PART, WHOLE, Change, Spool
+
+EVENTS = "rank_00001/events.out.events.summary.1.h_MS"
+DEAD = own_process() | {"pid": 2**22 - 1, "pid_start": "1"}
+
+
+def put(base: Path, name: str, data: bytes, *, appends: bool = False) -> None:
+    path = base / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if appends:
+        with path.open("ab") as file:
+            file.write(data)
+    else:
+        temporary = path.with_name(".tmp-x")
+        temporary.write_bytes(data)
+        temporary.replace(path)
+
+
+def manifest(base: Path, attempt: int, *, has_ended: bool = False) -> None:
+    """Enter rank 1 of 2 in an attempt of a run dir or a spool."""
+    topology = Topology(rank=1, world_size=2, incarnation=f"start-{attempt}")
+    coordinator = LocalCoordinator(RunDir(base))
+    coordinator.enter(topology, attempt)
+    if has_ended:
+        (base / "run.json").unlink(missing_ok=True)
+        coordinator.leave(topology, attempt, {})
+
+
+class Trip:
+    """A spool and its home; what is sent between them is kept, and can be made to fail."""
+
+    def __init__(self, directory: Path) -> None:
+        self.spool, self.base = directory / "spool", directory / "home"
+        for path in (self.spool, self.base):
+            path.mkdir()
+        self.home = DirectoryHome(RunDir(self.base))
+        self.sent: list[str] = []
+        self.fails = False
+        self.ships: list[Ship] = []
+        self.ended = threading.Event()
+        self.enter, self.leave = self.home.enter, self.home.leave
+
+    def exchange(self, host: str, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+        if self.fails:
+            raise TimeoutError("the cable is cut")
+        self.sent += [f"{change.kind} {change.name}" for change in changes]
+        return self.home.exchange(host, held, changes, seen)
+
+    def ship(self, *, round_s: float = 60.0, linger_s: float = 60.0) -> Ship:
+        self.ships.append(Ship(self.spool, "h1", self, self.ended.set, round_s=round_s, linger_s=linger_s))
+        return self.ships[-1]
+
+    def arrives(self, name: str, data: bytes) -> bool:
+        return (self.base / name).read_bytes() == data
+
+
+@pytest.fixture
+def trip(tmp_path: Path) -> Iterator[Trip]:
+    found = Trip(tmp_path)
+    yield found
+    for ship in found.ships:
+        ship.close()
+    found.home.close()
+
+
+def test_files_arrive_as_they_are_and_news_come_back(trip: Trip) -> None:
+    put(trip.base, "run.json", b"{}")
+    put(trip.base, "alerts.jsonl", b"{}\n")
+    ship = trip.ship()
+    ship.enter("s", own_process(), "rank_00001", 0)
+    manifest(trip.spool, 0)
+    put(trip.spool, EVENTS, b"abc")
+    put(trip.spool, "rank_00001/.rank.lock", b"")
+    put(trip.spool, "rank_00001/stuck.json", b"[1]")
+    put(trip.spool, "ckpt_dir/net-1.safetensors", bytes(100))
+    ship.leave("s")
+    assert trip.arrives(EVENTS, b"abc")
+    assert trip.arrives("ckpt_dir/net-1.safetensors", bytes(100))
+    assert not (trip.base / "rank_00001" / ".rank.lock").exists()
+    assert (trip.spool / "run.json").read_bytes() == b"{}"
+    assert (trip.spool / "alerts.jsonl").read_bytes() == b"{}\n"
+
+    ship.enter("s", own_process(), "rank_00001", 0)
+    put(trip.spool, EVENTS, b"def", appends=True)
+    (trip.spool / "rank_00001" / "stuck.json").unlink()
+    put(trip.base, "alerts.jsonl", b"{}\n{}\n")
+    trip.sent.clear()
+    ship.leave("s")
+    assert trip.arrives(EVENTS, b"abcdef")
+    assert not (trip.base / "rank_00001" / "stuck.json").exists()
+    assert (trip.spool / "alerts.jsonl").read_bytes() == b"{}\n{}\n"
+    assert sorted(trip.sent) == ["gone rank_00001/stuck.json", f"grow {EVENTS}"]
+
+
+def test_a_new_ship_sends_what_the_one_before_did_not_and_removes_what_is_gone(trip: Trip) -> None:
+    first = trip.ship()
+    first.enter("s", own_process(), "rank_00001", 0)
+    manifest(trip.spool, 0)
+    put(trip.spool, EVENTS, b"abc")
+    put(trip.spool, "rank_00001/stuck.json", b"[1]")
+    first.leave("s")
+    put(trip.spool, EVENTS, b"def", appends=True)
+    (trip.spool / "rank_00001" / "stuck.json").unlink()
+    trip.home.close()
+    trip.sent.clear()
+    second = trip.ship()
+    second.enter("s", own_process(), "rank_00001", 0)
+    assert trip.arrives(EVENTS, b"abcdef")
+    assert not (trip.base / "rank_00001" / "stuck.json").exists()
+
+
+def test_while_the_home_does_not_answer_all_is_kept(trip: Trip) -> None:
+    ship = trip.ship()
+    ship.enter("s", own_process(), "rank_00001", 0)
+    manifest(trip.spool, 0)
+    trip.fails = True
+    put(trip.spool, EVENTS, b"abc")
+    with pytest.raises(TimeoutError):
+        ship.leave("s")
+    assert ship.state()[0] >= 3
+    trip.fails = False
+    ship.leave("s")
+    assert trip.arrives(EVENTS, b"abc")
+    assert ship.state()[0] == 0
+
+
+def test_it_ends_when_its_ranks_have_died_and_all_was_sent(trip: Trip) -> None:
+    ship = trip.ship(round_s=0.01, linger_s=0.0)
+    ship.enter("s", DEAD, "rank_00001", 0)
+    put(trip.spool, EVENTS, b"abc")
+    assert trip.ended.wait(60)
+    assert trip.arrives(EVENTS, b"abc")
+
+
+def test_a_rank_has_on_another_host_what_it_reported_before(trip: Trip, tmp_path: Path) -> None:
+    manifest(trip.base, 0)
+    put(trip.spool, "rank_00001/stuck.json", b"[1]")  # of an attempt long ago
+    trip.ship().enter("s", own_process(), "rank_00001", 1)
+    manifest(trip.spool, 1)
+    assert not (trip.spool / "rank_00001" / "stuck.json").exists()
+    text = (trip.spool / "rank_00001" / "manifest.json").read_text()
+    assert text.count('"attempt"') == 2
+
+
+def test_an_older_ship_that_wakes_up_replaces_nothing(trip: Trip) -> None:
+    manifest(trip.base, 1)
+    kept = (trip.base / "rank_00001" / "manifest.json").read_bytes()
+    changes = [
+        Change("rank_00001/manifest.json", WHOLE, 0, b"{}"),
+        Change("rank_00001/facts.json", GONE),
+        Change(EVENTS, GROW, 0, b"abc"),
+    ]
+    trip.home.exchange("h0", {"rank_00001": 0}, changes, Seen())
+    assert trip.arrives("rank_00001/manifest.json", kept)
+    assert trip.arrives(EVENTS, b"abc")
+
+
+def test_a_part_whose_beginning_is_lost_is_asked_for_again(trip: Trip) -> None:
+    held = {"rank_00001": 0}
+    late = [Change(EVENTS, GROW, 3, b"def"), Change("rank_00001/facts.json", PART, 4, b"x")]
+    assert trip.home.exchange("h1", held, late, Seen()).again == (EVENTS, "rank_00001/facts.json")
+    assert (trip.base / EVENTS).stat().st_size == 0
+    assert not (trip.base / "rank_00001" / "facts.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/etc/x",
+        "rank_00001/../../x",
+        "rank_00001//x",
+        "rank_00001/.hidden",
+        "run.json",
+        "landscape/x",
+        "a\0",
+    ],
+)
+def test_names_that_no_rank_writes_are_refused(trip: Trip, name: str) -> None:
+    with pytest.raises(RunDirError, match="no rank writes"):
+        trip.home.exchange("h1", {}, [Change(name, WHOLE, 0, b"x")], Seen())
+
+
+def test_a_link_out_of_the_run_dir_is_not_followed(trip: Trip, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (trip.base / "rank_00001").symlink_to(tmp_path / "other")
+    with pytest.raises(RunDirError, match="symbolic link"):
+        trip.home.exchange("h1", {"rank_00001": 0}, [Change(EVENTS, GROW, 0, b"x")], Seen())
+    assert not [*(tmp_path / "other").iterdir()]
+
+
+def test_large_files_go_in_parts_behind_events_and_the_end_of_a_rank_behind_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "PART_BYTES", 10)
+    found = Spool(tmp_path)
+    found.hold("rank_00001", {}, ())
+    manifest(tmp_path, 0)
+    put(tmp_path, EVENTS, b"a")
+    assert found.changes(1)[0][0].name == "rank_00001/manifest.json"  # while it runs, before the events
+    (tmp_path / "rank_00001" / "manifest.json").write_text(
+        (tmp_path / "rank_00001" / "manifest.json").read_text().replace('"running"', '"finished"')
+    )
+    put(tmp_path, EVENTS, bytes(24), appends=True)
+    put(tmp_path, "ckpt_dir/a", bytes(25))
+    order = []
+    while True:
+        changes, sent = found.changes(1)
+        if not changes:
+            break
+        found.commit(sent)
+        order += [(change.name, change.kind, change.at) for change in changes]
+    assert order == [
+        *((EVENTS, GROW, at) for at in (0, 10, 20)),
+        *(
+            ("rank_00001/manifest.json", kind, at)
+            for kind, at in order_of(tmp_path / "rank_00001/manifest.json")
+        ),
+        *(("ckpt_dir/a", kind, at) for kind, at in ((PART, 0), (PART, 10), (WHOLE, 20))),
+    ]
+
+
+def order_of(path: Path) -> list[tuple[str, int]]:
+    places = [*range(0, path.stat().st_size, 10)]
+    return [(WHOLE if at == places[-1] else PART, at) for at in places]
+
+
+NODES = [
+    {"Alive": True, "NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Resources": {place.HEAD: 1.0}},
+    {"Alive": True, "NodeID": "b", "NodeManagerAddress": "10.0.0.2", "Resources": {}},
+    {"Alive": False, "NodeID": "c", "NodeManagerAddress": "10.0.0.3", "Resources": {}},
+]
+MOUNTS = "disk / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\ntmp /shared/fast tmpfs rw 0 0\n"
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(None, "a"), ("b", "b"), ("10.0.0.2", "b")])
+def test_the_home_is_the_head_or_the_node_that_the_user_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str | None, found: str
+) -> None:
+    monkeypatch.delenv(place.HOME, raising=False)
+    if wanted:
+        monkeypatch.setenv(place.HOME, wanted)
+    assert place.home_node(NODES, "b", tmp_path) == found
+
+
+def test_a_home_that_is_no_living_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(place.HOME, "c")
+    with pytest.raises(InvalidValueError, match=r"must be the id.*the cluster has 10\.0\.0\.1, 10\.0\.0\.2"):
+        place.home_node(NODES, "b", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_local"), [("/data/runs", True), ("/shared/runs/a", False), ("/shared/fast/a", True)]
+)
+def test_a_disk_is_of_one_host_by_the_kind_of_its_file_system(path: str, is_local: bool) -> None:
+    assert place.is_on_local_disk(Path(path), MOUNTS) == is_local
+
+
+def test_the_spool_is_private_and_one_for_each_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(place.SPOOL, str(tmp_path / "spools"))
+    one, other = (place.spool_of(Path("/data/runs/a"), node) for node in "ab")
+    assert one != other
+    assert one == place.spool_of(Path("/data/runs/a"), "a")
+    assert {os.stat(path).st_mode & 0o777 for path in (tmp_path / "spools", one, other)} == {0o700}
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(place.SPOOL, str(tmp_path / "file"))
+    with pytest.raises(RunDirError, match="is not a directory of yours"):
+        place.spool_of(Path("/data/runs/a"), "a")
