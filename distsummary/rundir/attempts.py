@@ -57,7 +57,7 @@ class Registration:
     nonce: str = ""
     host: str = field(default_factory=platform.node)
     protocol: int = field(default_factory=lambda: PROTOCOL)
-    now: float = field(default_factory=time.time)
+    now: float = field(default_factory=time.time, compare=False)
     deals: tuple[Deal, ...] = ()
 
 

@@ -13,7 +13,8 @@ from ray.exceptions import ActorUnavailableError
 
 import distsummary as ds
 from distsummary import Topology
-from distsummary.aggregate.actor import ASIDE, NAMESPACE, AggregatorClient, actor_name, settle
+from distsummary.aggregate.actor import AggregatorClient, settle
+from distsummary.aggregate.actor_aggregator import ASIDE, NAMESPACE, actor_name
 from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.format.records import Event, Value

@@ -10,7 +10,8 @@ import ray
 from ray.util.metrics import Gauge
 
 from distsummary import Topology
-from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name
+from distsummary.aggregate.actor import AggregatorClient
+from distsummary.aggregate.actor_aggregator import NAMESPACE, actor_name
 from distsummary.rundir.deal import Heartbeat
 from distsummary.rundir.run_dir import RunDir
 from tests.patience import PATIENCE_S

@@ -13,7 +13,8 @@ import ray
 
 import distsummary as ds
 from distsummary import Topology
-from distsummary.aggregate.actor import NAMESPACE, AggregatorClient, actor_name
+from distsummary.aggregate.actor import AggregatorClient
+from distsummary.aggregate.actor_aggregator import NAMESPACE, actor_name
 from distsummary.errors import InvalidValueError, RunDirError
 from distsummary.rundir import admission
 from distsummary.rundir.run_dir import RunDir
