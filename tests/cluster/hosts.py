@@ -103,6 +103,14 @@ class Hosts:
         init.wait()
         _ip(f"netns del dsh{number}")
 
+    def cut(self, number: int) -> None:
+        """Pull the cable of a host."""
+        _ip(f"-n {HUB} link set dsv{number} down")
+
+    def mend(self, number: int) -> None:
+        """Put the cable of a host back."""
+        _ip(f"-n {HUB} link set dsv{number} up")
+
     def _init_of(self, number: int) -> int:
         return _child_of(self._inits[number].pid)
 

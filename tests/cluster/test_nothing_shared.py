@@ -1,6 +1,7 @@
 """Trainings on hosts that share nothing are recorded as one run, on the node that is its home."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,26 @@ steps = [run.scalars("loss", rank=rank)["step"].tolist() for rank in range(run.w
 alerts = map(json.loads, open("/home/user/runs/a/alerts.jsonl"))
 print(json.dumps({"state": run.state, "steps": steps, "config": run.config,
     "messages": [one["evidence"] for one in alerts if one["cause"] == "message"]}))
+"""
+
+# Without collectives: how long the longest step of a rank took is its result.
+LOOP = """
+import sys, time, ray
+import distsummary as ds
+
+def train(steps):
+    longest, at = 0.0, time.perf_counter()
+    with ds.init("/home/user/runs/a", config={"lr": 0.1}) as run:
+        for step in run.steps(range(steps)):
+            run.log(loss=1.0 / (step + 1))
+            time.sleep(0.005)
+            now = time.perf_counter()
+            longest, at = max(longest, now - at if step else 0.0), now
+        run.alert("the user has a word")
+    return longest
+
+ray.init(address="auto")
+print("longest", max(ds.launch(train, int(sys.argv[2]), ranks=int(sys.argv[1]), backend=None)))
 """
 
 # Kills the actors of a kind, again and again.
@@ -94,3 +115,34 @@ def test_what_is_killed_costs_no_step(tmp_path: Path, host: int, kind: str, ever
             train(hosts, 4, 3000)
             assert killing.result().returncode == 0
         check(hosts, 4, 3000)
+
+
+def test_while_a_cable_is_cut_the_loop_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
+    with Hosts(tmp_path, 2) as hosts, ThreadPoolExecutor() as pool:
+        for number in (0, 1):
+            hosts.start_ray(number)
+        training = pool.submit(hosts.run, 0, "python", "-c", LOOP, "4", "6000")
+        time.sleep(15)
+        hosts.cut(1)
+        time.sleep(15)
+        hosts.mend(1)
+        done = training.result()
+        assert done.returncode == 0, done.stdout + done.stderr
+        check(hosts, 4, 6000)
+        assert float(done.stdout.split()[-1]) < 1.0  # a wait for the home would be one of 5 s
+
+
+def test_a_host_that_dies_is_named_and_what_it_sent_is_in_the_run(tmp_path: Path) -> None:
+    with Hosts(tmp_path, 2) as hosts, ThreadPoolExecutor() as pool:
+        for number in (0, 1):
+            hosts.start_ray(number)
+        training = pool.submit(hosts.run, 0, "python", "-c", TRAIN, "4", "100000")
+        time.sleep(30)
+        hosts.kill(1)
+        done = training.result()
+        assert done.returncode != 0
+        found = hosts.run(0, "python", "-m", "distsummary", "status", "/home/user/runs/a").stdout
+        assert "first failure: rank 0, its node 10.78.0.11 does not answer" in found
+        steps = [int(line.split()[2]) for line in found.splitlines() if line.split()[1:2] == ["lost"]]
+        assert len(steps) == 4
+        assert min(steps) > 100
