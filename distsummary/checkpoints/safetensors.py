@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,9 @@ def write_safetensors(
         try:
             numpy.save_file(ready, temporary, metadata=None if metadata is None else dict(metadata))
         except SafetensorError as error:
-            # The arrays have been checked, so this is an error of the file.
+            # The arrays have been checked, so this is an error of the file, whose number the text has.
+            if found := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
             raise OSError(str(error)) from error
 
 

@@ -157,7 +157,7 @@ def test_a_full_disk_is_said_and_the_training_continues(tmp_path, format):
     done = run_python("-c", FULL, tmp_path, format)
     assert done.stdout.split() == ["8", "2"]
     assert done.stderr.count("and the training continues") == 2
-    assert done.stderr.count("free some space") == 2, done.stderr
+    assert done.stderr.count("raise the limit of the file size (ulimit -f)") == 2, done.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == [f"a-1_6.{format}", f"a-1_8.{format}"]  # nothing is left of what failed
 
