@@ -18,6 +18,7 @@ PACKAGED = (
     "distsummary",
     "docs/verdicts",
     "distsummary_autoload.py",
+    "build_pages.py",
     "pyproject.toml",
     "README.md",
     "LICENSE",
