@@ -206,14 +206,6 @@ def init(
             make(run_dir, topology), topology, on_existing=on_existing, resumes=initial_step > 0, door=place
         )
     directory, topology = admission.run_dir, admission.topology
-    given = RunDir(run_dir).base
-    if topology.rank == 0 and TIME not in str(given) and directory.home != given:
-        logger.warning(
-            "%s is taken; this training is recorded in %s (to continue the other one pass resume= or "
-            'on_existing="attempt", to evaluate it role="eval")',
-            given,
-            directory.home,
-        )
     if settings.record.private:
         directory.create().make_private()
     merged = directory.writer_dir(role, 0, 1)

@@ -13,7 +13,7 @@ from distsummary.rundir.attempts import note_fields
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.storage.home import DirectoryHome, Entered, News, Seen
-from distsummary.storage.place import home_node, is_on_local_disk
+from distsummary.storage.place import home_node
 from distsummary.storage.spool import Change
 
 NAMESPACE = "distsummary"
@@ -38,21 +38,21 @@ class _AggregatorActor(Aggregator):
         return super().serves(launch_id)
 
     @ray.method(concurrency_group=AWAY)  # type: ignore[untyped-decorator]  # of Ray
-    def enter(self, host: str, directory: str, attempt: int) -> Entered:
+    def enter(self, directory: str, attempt: int) -> Entered:
         """See Home."""
         self.renew()
-        return self._home.enter(host, directory, attempt)
+        return self._home.enter(directory, attempt)
 
     @ray.method(concurrency_group=AWAY)  # type: ignore[untyped-decorator]  # of Ray
-    def exchange(self, host: str, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
         """See Home."""
         self.renew()
-        return self._home.exchange(host, held, changes, seen)
+        return self._home.exchange(held, changes, seen)
 
     @ray.method(concurrency_group=AWAY)  # type: ignore[untyped-decorator]  # of Ray
-    def leave(self, host: str, directory: str) -> None:
+    def leave(self, directory: str) -> None:
         """See Home."""
-        self._home.leave(host, directory)
+        self._home.leave(directory)
 
     @ray.method(concurrency_group=AWAY)  # type: ignore[untyped-decorator]  # of Ray
     def note(self, topology: Topology, attempt: int, fields: Mapping[str, object]) -> None:
@@ -73,11 +73,11 @@ def actor_name(run_dir: RunDir, kind: str = "aggregator", node: str = "") -> str
 def start_aggregator(run_dir: RunDir) -> Any:
     """The run's aggregator, started if there is none; it is detached, because it must outlive each rank."""
     here = ray.get_runtime_context().get_node_id()
-    node = home_node(ray.nodes(), here, run_dir.home)
-    # A directory that several nodes may share can be written on any of them.
+    # A rank that sees the run dir has its aggregator preferably on its own node.
+    node = home_node(ray.nodes(), here, run_dir.home) if run_dir.is_away else here
     return start_on(
         node,
-        not run_dir.is_away and (node == here or not is_on_local_disk(run_dir.home)),
+        not run_dir.is_away,
         ray.remote(concurrency_groups={ASIDE: 1, AWAY: 8})(_AggregatorActor),
         name=actor_name(run_dir),
         max_restarts=-1,

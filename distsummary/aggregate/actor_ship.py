@@ -34,19 +34,19 @@ class ActorHome:
         self._run_dir = run_dir
         self._handle: Any = None
 
-    def enter(self, host: str, directory: str, attempt: int) -> Entered:
+    def enter(self, directory: str, attempt: int) -> Entered:
         """See Home."""
-        found: Entered = self._call("enter", host, directory, attempt)
+        found: Entered = self._call("enter", directory, attempt)
         return found
 
-    def exchange(self, host: str, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
         """See Home."""
-        found: News = self._call("exchange", host, dict(held), [*changes], seen)
+        found: News = self._call("exchange", dict(held), [*changes], seen)
         return found
 
-    def leave(self, host: str, directory: str) -> None:
+    def leave(self, directory: str) -> None:
         """See Home."""
-        self._call("leave", host, directory)
+        self._call("leave", directory)
 
     def _call(self, method: str, *arguments: object) -> Any:
         # The handle is kept: while the link is cut, to look the actor up takes longer than the limit.
@@ -67,7 +67,6 @@ class _ShipActor(Ship):
     def __init__(self, spool: str, home: str) -> None:
         super().__init__(
             Path(spool),
-            platform.node(),
             ActorHome(RunDir(spool, home=Path(home))),
             lambda: ray.kill(ray.get_runtime_context().current_actor, no_restart=True),
         )

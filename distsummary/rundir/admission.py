@@ -5,6 +5,7 @@ first step begins. What is refused: a run that another job is recording, a rank 
 already, and a run dir that is not shared.
 """
 
+import logging
 import os
 import platform
 import time
@@ -34,6 +35,8 @@ from distsummary.rundir.rank_manifest import ranks_of
 from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import FAR_S, SHARED_S, SILENT_S
 from distsummary.rundir.topology import Topology
+
+logger = logging.getLogger(__name__)
 
 ON_EXISTING = (AUTO, NEW, ATTEMPT, ERROR) = ("auto", "new", "attempt", "error")
 SHARED_POLL_S = 0.5
@@ -115,7 +118,13 @@ def admit(
     check_choice("on_existing", on_existing, ON_EXISTING)
     is_new = topology.role == "train" and not resumes
     if is_new and on_existing in (AUTO, NEW):
-        run_dir = _free_run_dir(run_dir, topology, on_existing)
+        given, run_dir = run_dir, _free_run_dir(run_dir, topology, on_existing)
+        if run_dir.base != given.base and topology.rank == 0:
+            logger.warning(
+                "%s is taken; this training is recorded in %s (to continue the other one pass resume= or "
+                'on_existing="attempt", to evaluate it role="eval")',
+                given.base, run_dir.base,
+            )  # fmt: skip
     admission = Admission(run_dir, topology, door=door, resumes=resumes)
     if is_new:
         admission.refuse_open()

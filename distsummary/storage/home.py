@@ -4,7 +4,6 @@ import fcntl
 import os
 import re
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -50,13 +49,13 @@ class Entered(NamedTuple):
 class Home(Protocol):
     """Where a run is whole. What is sent again does no harm."""
 
-    def enter(self, host: str, directory: str, attempt: int) -> Entered:
+    def enter(self, directory: str, attempt: int) -> Entered:
         """From now on, this host writes the directory of a rank, which it records in this attempt."""
 
-    def exchange(self, host: str, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
         """Take changes. `held`: the directory of a rank -> the attempt in which the host writes it."""
 
-    def leave(self, host: str, directory: str) -> None:
+    def leave(self, directory: str) -> None:
         """The rank has ended, and all that it wrote was sent."""
 
 
@@ -75,9 +74,8 @@ class DirectoryHome:
         self._attempts: dict[str, int] = {}  # the directory of a rank -> its newest attempt
         self._open: dict[str, int] = {}  # event files, locked as by their writers on the other hosts
         self._places: set[Path] = set()  # directories that were checked
-        self.seen_s: dict[str, float] = {}  # host -> when it called last, by time.time()
 
-    def enter(self, host: str, directory: str, attempt: int) -> Entered:
+    def enter(self, directory: str, attempt: int) -> Entered:
         """See Home."""
         place = self._path(f"{directory}/{RANK_MANIFEST}" if directory else RANK_MANIFEST).parent
         with self._lock:
@@ -91,9 +89,8 @@ class DirectoryHome:
                 files[name] = path.read_bytes()
         return Entered(files, lengths)
 
-    def exchange(self, host: str, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
         """See Home."""
-        self.seen_s[host] = time.time()
         again = []
         with self._lock:
             for change in changes:
@@ -105,17 +102,11 @@ class DirectoryHome:
                     again.append(change.name)
         return self._news(seen, tuple(dict.fromkeys(again)))
 
-    def leave(self, host: str, directory: str) -> None:
+    def leave(self, directory: str) -> None:
         """See Home."""
         with self._lock:
             for name in [name for name in self._open if os.path.dirname(name) == directory]:
-                os.close(self._open.pop(name))
-
-    def close(self) -> None:
-        """Release all files."""
-        with self._lock:
-            while self._open:
-                os.close(self._open.popitem()[1])
+                self._release(name)
 
     def _newest(self, directory: str) -> int:
         """The newest attempt of the rank that a directory belongs to; -1 if it has none."""

@@ -33,7 +33,7 @@ class Ship:
     Any thread may call the methods.
 
     Args:
-        base: the spool of this host. host: its name. home: where the run is whole.
+        base: the spool of this host. home: where the run is whole.
         on_end: called once, in the ship's own thread.
         round_s: seconds between two exchanges. linger_s: see LINGER_S.
     """
@@ -41,7 +41,6 @@ class Ship:
     def __init__(
         self,
         base: Path,
-        host: str,
         home: Home,
         on_end: Callable[[], object],
         *,
@@ -49,7 +48,7 @@ class Ship:
         linger_s: float = LINGER_S,
     ) -> None:
         ensure_directory(base)
-        self._run_dir, self._host, self._home, self._on_end = RunDir(base), host, home, on_end
+        self._run_dir, self._home, self._on_end = RunDir(base), home, on_end
         self._round_s, self._linger_s = round_s, linger_s
         self._spool = Spool(base)
         self._ranks: dict[str, _Rank] = {}  # those that run
@@ -72,7 +71,7 @@ class Ship:
         with self._turn:
             if key in self._ranks:
                 return
-            entered = self._home.enter(self._host, directory, attempt)
+            entered = self._home.enter(directory, attempt)
             if not self._has_begun(directory, attempt):
                 self._mirror(directory, entered.files)
             self._spool.hold(directory, entered.lengths, entered.files)
@@ -101,16 +100,12 @@ class Ship:
             self._send_all()
             rank = self._ranks.pop(key, None)
             if rank is not None:
-                self._home.leave(self._host, rank.directory)
+                self._home.leave(rank.directory)
 
     def close(self) -> None:
         """End at once; what was not sent stays in the spool."""
         self._is_closed.set()
         self._thread.join()
-
-    def state(self) -> tuple[int, float]:
-        """How many bytes were not sent, and since when the home does not answer; 0: it answers."""
-        return self._spool.unsent_bytes(), self._behind_since
 
     def _send_all(self) -> None:
         with self._turn:
@@ -120,7 +115,7 @@ class Ship:
     def _send(self) -> bool:
         """One exchange; returns whether there is more to send."""
         changes, sent = self._spool.changes(MOST_BYTES)
-        news = self._home.exchange(self._host, self._held, changes, self._seen)
+        news = self._home.exchange(self._held, changes, self._seen)
         self._spool.commit(sent)
         self._spool.again([*news.again])
         if news.manifest is not None:

@@ -118,15 +118,6 @@ class Spool:
             else:
                 self._sent[name] = state
 
-    def unsent_bytes(self) -> int:
-        """How much there is that was not sent."""
-        left = 0
-        for name, _ in self._files():
-            with suppress(OSError):
-                known, size = self._sent.get(name), os.stat(self.base / name).st_size
-                left += size - (0 if known is None else min(known.to, size))
-        return left
-
     def _of(self, name: str, most: int) -> Iterator[tuple[Change, Sent]]:
         with open(self.base / name, "rb") as file:
             now = os.fstat(file.fileno())

@@ -1,14 +1,17 @@
 """Trainings on hosts that share nothing are recorded as one run, on the node that is its home."""
 
 import json
+import re
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import Hosts, can_make_hosts
+from tests.cluster.hosts import SHARED, Hosts, can_make_hosts
 
 pytestmark = [
     pytest.mark.interop,
@@ -16,39 +19,16 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
+RUN = "/home/user/runs/a"
+
+# Without collectives; prints how long the longest step of a rank took.
 TRAIN = """
 import sys, time, ray
 import distsummary as ds
 
-def train(steps):
-    with ds.init("/home/user/runs/a", config={"lr": 0.1}) as run:
-        for step in run.steps(range(steps)):
-            run.log(loss=1.0 / (step + 1))
-            time.sleep(0.005)
-        run.alert("the user has a word")
-
-ray.init(address="auto", log_to_driver=True)
-ds.launch(train, int(sys.argv[2]), ranks=int(sys.argv[1]), backend=None)
-"""
-
-READ = """
-import json
-import distsummary as ds
-run = ds.open_run("/home/user/runs/a")
-steps = [run.scalars("loss", rank=rank)["step"].tolist() for rank in range(run.world_size)]
-alerts = map(json.loads, open("/home/user/runs/a/alerts.jsonl"))
-print(json.dumps({"state": run.state, "steps": steps, "config": run.config,
-    "messages": [one["evidence"] for one in alerts if one["cause"] == "message"]}))
-"""
-
-# Without collectives: how long the longest step of a rank took is its result.
-LOOP = """
-import sys, time, ray
-import distsummary as ds
-
-def train(steps):
+def train(run_dir, steps):
     longest, at = 0.0, time.perf_counter()
-    with ds.init("/home/user/runs/a", config={"lr": 0.1}) as run:
+    with ds.init(run_dir, config={"lr": 0.1}) as run:
         for step in run.steps(range(steps)):
             run.log(loss=1.0 / (step + 1))
             time.sleep(0.005)
@@ -57,8 +37,30 @@ def train(steps):
         run.alert("the user has a word")
     return longest
 
+run_dir, ranks, steps, node = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 ray.init(address="auto")
-print("longest", max(ds.launch(train, int(sys.argv[2]), ranks=int(sys.argv[1]), backend=None)))
+needs = {"CPU": 1, **{f"node:{address}": 0.01 for address in node}}
+print("longest", max(ds.launch(train, run_dir, steps, ranks=ranks, backend=None, resources_per_rank=needs)))
+"""
+
+TRAINER = f"""{TRAIN.rpartition("needs =")[0]}
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+placed = dict(
+    scaling_config=ScalingConfig(num_workers=ranks), run_config=RunConfig(storage_path="/home/user/train")
+)
+TorchTrainer(lambda config: train(run_dir, steps), train_loop_config=dict(), **placed).fit()
+"""
+
+READ = """
+import json, sys
+import distsummary as ds
+run = ds.open_run(sys.argv[1])
+steps = [run.scalars("loss", rank=rank)["step"].tolist() for rank in range(run.world_size)]
+alerts = map(json.loads, open(f"{sys.argv[1]}/alerts.jsonl"))
+print(json.dumps({"state": run.state, "steps": steps, "config": run.config,
+    "messages": [one["evidence"] for one in alerts if one["cause"] == "message"]}))
 """
 
 # Kills the actors of a kind, again and again.
@@ -70,79 +72,106 @@ for _ in range(int(sys.argv[3])):
 """
 
 
-def train(hosts: Hosts, ranks: int, steps: int) -> None:
-    done = hosts.run(0, "python", "-c", TRAIN, str(ranks), str(steps))
+@contextmanager
+def cluster(directory: Path, *, is_shared: bool = False) -> Iterator[Hosts]:
+    """A Ray cluster of two hosts."""
+    with Hosts(directory, 2, is_shared=is_shared) as hosts:
+        for number in (0, 1):
+            hosts.start_ray(number)
+        yield hosts
+
+
+def train(hosts: Hosts, ranks: int, steps: int, *node: str, run_dir: str = RUN, script: str = TRAIN) -> str:
+    """Train; returns what is printed."""
+    done = hosts.run(0, "python", "-c", script, run_dir, str(ranks), str(steps), *node)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
-def check(hosts: Hosts, ranks: int, steps: int) -> None:
-    """The run at home has each step of each rank once, and its files are whole."""
-    done = hosts.run(0, "python", "-c", READ)
+def check(hosts: Hosts, ranks: int, steps: int, *, run_dir: str = RUN, host: int = 0) -> None:
+    """The run on a host has each step of each rank once, and its files are whole."""
+    done = hosts.run(host, "python", "-c", READ, run_dir)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["state"] == "finished"
     assert found["steps"] == [[*range(1, steps + 1)]] * ranks
     assert found["config"] == {"lr": 0.1}
     assert found["messages"] == ["the user has a word"] * ranks
-    checked = hosts.run(0, "python", "-m", "distsummary", "fsck", "/home/user/runs/a")
+    checked = hosts.run(host, "python", "-m", "distsummary", "fsck", run_dir)
     assert checked.returncode == 0, checked.stdout
-    # The path of the user is not made on a host that is not the home.
-    assert hosts.run(1, "ls", "/home/user/runs").returncode != 0
 
 
-def test_a_launch_is_one_run_at_home(tmp_path: Path) -> None:
-    with Hosts(tmp_path, 2) as hosts:
-        for number in (0, 1):
-            hosts.start_ray(number)
-        train(hosts, 4, 300)
+@pytest.mark.parametrize("script", [TRAIN, TRAINER], ids=["launch", "Ray Train"])
+def test_a_training_is_one_run_at_home(tmp_path: Path, script: str) -> None:
+    with cluster(tmp_path) as hosts:
+        train(hosts, 4, 300, script=script)
         check(hosts, 4, 300)
+        # The path of the user is not made on a host that is not the home.
+        assert hosts.run(1, "ls", "/home/user/runs").returncode != 0
         spools = "cd /tmp/distsummary-*/*/ && find . -name '*events*' -type f | sort | xargs sha256sum"
         sent = hosts.run(1, "sh", "-c", spools).stdout
         assert len(sent.splitlines()) >= 2
-        at_home = f"cd /home/user/runs/a && echo '{sent}' | sha256sum -c --quiet"
+        at_home = f"cd {RUN} && echo '{sent}' | sha256sum -c --quiet"
         assert hosts.run(0, "sh", "-c", at_home).returncode == 0
+
+
+def test_nothing_is_sent_where_it_need_not_be(tmp_path: Path) -> None:
+    with cluster(tmp_path, is_shared=True) as hosts:
+        train(hosts, 4, 100, run_dir=f"{SHARED}/a")
+        check(hosts, 4, 100, run_dir=f"{SHARED}/a")
+        # A run of one rank is on the host of the rank.
+        train(hosts, 1, 100, hosts.address(1))
+        check(hosts, 1, 100, host=1)
+        assert hosts.run(1, "sh", "-c", "ls -d /tmp/distsummary-*").returncode != 0
 
 
 @pytest.mark.parametrize(
     ("host", "kind", "every_s"), [(1, "_Ship[A]ctor", 3.0), (0, "_Aggregator[A]ctor", 5.0)]
 )
 def test_what_is_killed_costs_no_step(tmp_path: Path, host: int, kind: str, every_s: float) -> None:
-    with Hosts(tmp_path, 2) as hosts:
-        for number in (0, 1):
-            hosts.start_ray(number)
-        with ThreadPoolExecutor() as pool:
-            killing = pool.submit(hosts.run, host, "python", "-c", KILL, kind, str(every_s), "6")
-            train(hosts, 4, 3000)
-            assert killing.result().returncode == 0
+    with cluster(tmp_path) as hosts, ThreadPoolExecutor() as pool:
+        killing = pool.submit(hosts.run, host, "python", "-c", KILL, kind, str(every_s), "6")
+        train(hosts, 4, 3000)
+        assert killing.result().returncode == 0
         check(hosts, 4, 3000)
 
 
 def test_while_a_cable_is_cut_the_loop_goes_on_and_nothing_is_lost(tmp_path: Path) -> None:
-    with Hosts(tmp_path, 2) as hosts, ThreadPoolExecutor() as pool:
-        for number in (0, 1):
-            hosts.start_ray(number)
-        training = pool.submit(hosts.run, 0, "python", "-c", LOOP, "4", "6000")
+    with cluster(tmp_path) as hosts, ThreadPoolExecutor() as pool:
+        training = pool.submit(train, hosts, 4, 6000)
         time.sleep(15)
         hosts.cut(1)
         time.sleep(15)
         hosts.mend(1)
-        done = training.result()
-        assert done.returncode == 0, done.stdout + done.stderr
+        longest = re.search(r"^longest (.+)$", training.result(), re.MULTILINE)
+        assert longest
+        assert float(longest[1]) < 1.0  # a wait for the home would be one of 5 s
         check(hosts, 4, 6000)
-        assert float(done.stdout.split()[-1]) < 1.0  # a wait for the home would be one of 5 s
 
 
-def test_a_host_that_dies_is_named_and_what_it_sent_is_in_the_run(tmp_path: Path) -> None:
-    with Hosts(tmp_path, 2) as hosts, ThreadPoolExecutor() as pool:
-        for number in (0, 1):
-            hosts.start_ray(number)
-        training = pool.submit(hosts.run, 0, "python", "-c", TRAIN, "4", "100000")
+@pytest.mark.parametrize("host", [0, 1])
+def test_of_a_host_that_dies_the_other_has_a_run(tmp_path: Path, host: int) -> None:
+    with cluster(tmp_path) as hosts, ThreadPoolExecutor() as pool:
+        training = pool.submit(train, hosts, 4, 100000)
         time.sleep(30)
-        hosts.kill(1)
-        done = training.result()
-        assert done.returncode != 0
-        found = hosts.run(0, "python", "-m", "distsummary", "status", "/home/user/runs/a").stdout
-        assert "first failure: rank 0, its node 10.78.0.11 does not answer" in found
-        steps = [int(line.split()[2]) for line in found.splitlines() if line.split()[1:2] == ["lost"]]
-        assert len(steps) == 4
-        assert min(steps) > 100
+        hosts.kill(host)
+        assert training.exception()
+        if host:
+            found = hosts.run(0, "python", "-m", "distsummary", "status", RUN).stdout
+            assert re.search(r"first failure: rank \d, its node 10\.78\.0\.11 does not answer", found), found
+        else:
+            time.sleep(40)  # until its ranks have ended, with Ray, or are silent
+            merge = (
+                "cd /tmp/distsummary-*/*/ && python -m distsummary merge . && python -m distsummary status ."
+            )
+            done = hosts.run(1, "sh", "-c", merge)
+            assert done.returncode == 0, done.stdout + done.stderr
+            found = done.stdout
+        lines = [line.split() for line in found.splitlines()]
+        steps = {
+            int(one[0]): int(one[2])
+            for one in lines
+            if len(one) > 4 and one[0].isdigit() and one[2].isdigit()
+        }
+        assert len(steps) == (4 if host else 2), found
+        assert min(steps.values()) > 100

@@ -57,14 +57,14 @@ class Trip:
         self.ended = threading.Event()
         self.enter, self.leave = self.home.enter, self.home.leave
 
-    def exchange(self, host: str, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
         if self.fails:
             raise TimeoutError("the cable is cut")
         self.sent += [f"{change.kind} {change.name}" for change in changes]
-        return self.home.exchange(host, held, changes, seen)
+        return self.home.exchange(held, changes, seen)
 
     def ship(self, *, round_s: float = 60.0, linger_s: float = 60.0) -> Ship:
-        self.ships.append(Ship(self.spool, "h1", self, self.ended.set, round_s=round_s, linger_s=linger_s))
+        self.ships.append(Ship(self.spool, self, self.ended.set, round_s=round_s, linger_s=linger_s))
         return self.ships[-1]
 
     def arrives(self, name: str, data: bytes) -> bool:
@@ -77,7 +77,8 @@ def trip(tmp_path: Path) -> Iterator[Trip]:
     yield found
     for ship in found.ships:
         ship.close()
-    found.home.close()
+    found.home.leave("rank_00001")
+    found.home.leave("ckpt_dir")
 
 
 def test_files_arrive_as_they_are_and_news_come_back(trip: Trip) -> None:
@@ -118,7 +119,7 @@ def test_a_new_ship_sends_what_the_one_before_did_not_and_removes_what_is_gone(t
     first.leave("s")
     put(trip.spool, EVENTS, b"def", appends=True)
     (trip.spool / "rank_00001" / "stuck.json").unlink()
-    trip.home.close()
+    trip.home.leave("rank_00001")
     trip.sent.clear()
     second = trip.ship()
     second.enter("s", own_process(), "rank_00001", 0)
@@ -134,11 +135,9 @@ def test_while_the_home_does_not_answer_all_is_kept(trip: Trip) -> None:
     put(trip.spool, EVENTS, b"abc")
     with pytest.raises(TimeoutError):
         ship.leave("s")
-    assert ship.state()[0] >= 3
     trip.fails = False
     ship.leave("s")
     assert trip.arrives(EVENTS, b"abc")
-    assert ship.state()[0] == 0
 
 
 def test_it_ends_when_its_ranks_have_died_and_all_was_sent(trip: Trip) -> None:
@@ -167,7 +166,7 @@ def test_an_older_ship_that_wakes_up_replaces_nothing(trip: Trip) -> None:
         Change("rank_00001/facts.json", GONE),
         Change(EVENTS, GROW, 0, b"abc"),
     ]
-    trip.home.exchange("h0", {"rank_00001": 0}, changes, Seen())
+    trip.home.exchange({"rank_00001": 0}, changes, Seen())
     assert trip.arrives("rank_00001/manifest.json", kept)
     assert trip.arrives(EVENTS, b"abc")
 
@@ -175,7 +174,7 @@ def test_an_older_ship_that_wakes_up_replaces_nothing(trip: Trip) -> None:
 def test_a_part_whose_beginning_is_lost_is_asked_for_again(trip: Trip) -> None:
     held = {"rank_00001": 0}
     late = [Change(EVENTS, GROW, 3, b"def"), Change("rank_00001/facts.json", PART, 4, b"x")]
-    assert trip.home.exchange("h1", held, late, Seen()).again == (EVENTS, "rank_00001/facts.json")
+    assert trip.home.exchange(held, late, Seen()).again == (EVENTS, "rank_00001/facts.json")
     assert (trip.base / EVENTS).stat().st_size == 0
     assert not (trip.base / "rank_00001" / "facts.json").exists()
 
@@ -195,14 +194,14 @@ def test_a_part_whose_beginning_is_lost_is_asked_for_again(trip: Trip) -> None:
 )
 def test_names_that_no_rank_writes_are_refused(trip: Trip, name: str) -> None:
     with pytest.raises(RunDirError, match="no rank writes"):
-        trip.home.exchange("h1", {}, [Change(name, WHOLE, 0, b"x")], Seen())
+        trip.home.exchange({}, [Change(name, WHOLE, 0, b"x")], Seen())
 
 
 def test_a_link_out_of_the_run_dir_is_not_followed(trip: Trip, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (trip.base / "rank_00001").symlink_to(tmp_path / "other")
     with pytest.raises(RunDirError, match="symbolic link"):
-        trip.home.exchange("h1", {"rank_00001": 0}, [Change(EVENTS, GROW, 0, b"x")], Seen())
+        trip.home.exchange({"rank_00001": 0}, [Change(EVENTS, GROW, 0, b"x")], Seen())
     assert not [*(tmp_path / "other").iterdir()]
 
 
@@ -244,13 +243,19 @@ def order_of(path: Path) -> list[tuple[str, int]]:
 
 NODES = [
     {"Alive": True, "NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Resources": {place.HEAD: 1.0}},
-    {"Alive": True, "NodeID": "b", "NodeManagerAddress": "10.0.0.2", "Resources": {}},
+    {
+        "Alive": True,
+        "NodeID": "b",
+        "NodeManagerAddress": "10.0.0.2",
+        "NodeManagerHostname": "h2",
+        "Resources": {},
+    },
     {"Alive": False, "NodeID": "c", "NodeManagerAddress": "10.0.0.3", "Resources": {}},
 ]
 MOUNTS = "disk / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\ntmp /shared/fast tmpfs rw 0 0\n"
 
 
-@pytest.mark.parametrize(("wanted", "found"), [(None, "a"), ("b", "b"), ("10.0.0.2", "b")])
+@pytest.mark.parametrize(("wanted", "found"), [(None, "a"), ("b", "b"), ("10.0.0.2", "b"), ("h2", "b")])
 def test_the_home_is_the_head_or_the_node_that_the_user_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str | None, found: str
 ) -> None:
@@ -258,6 +263,8 @@ def test_the_home_is_the_head_or_the_node_that_the_user_names(
     if wanted:
         monkeypatch.setenv(place.HOME, wanted)
     assert place.home_node(NODES, "b", tmp_path) == found
+    if not wanted:  # a file system that may be of several hosts
+        assert place.home_node(NODES, "b", Path("/proc/runs")) == "b"
 
 
 def test_a_home_that_is_no_living_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
