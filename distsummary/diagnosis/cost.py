@@ -243,10 +243,14 @@ def joined(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 
 def _take_turns(slow: Iterable[Verdict]) -> bool:
-    """Whether ranks follow each other several times, of which hardly two are slow at the same steps."""
+    """Whether ranks follow each other several times, of which hardly two are slow at the same steps.
+
+    One follows if it comes no later after the other's end than the longer of the two lasted.
+    """
     times = sorted((since, until, one.rank) for one in slow for since, until in _bounded(one))
-    turns = sum(one[2] != other[2] for one, other in pairwise(times))
-    both = sum(one[2] != other[2] and other[0] < one[1] for one, other in pairwise(times))
+    pairs = [(one, other) for one, other in pairwise(times) if one[2] != other[2]]
+    turns = sum(other[0] - one[1] <= max(one[1] - one[0], other[1] - other[0]) + 1 for one, other in pairs)
+    both = sum(other[0] < one[1] for one, other in pairs)
     return turns >= TURNS and 2 * both <= turns
 
 

@@ -185,8 +185,9 @@ def test_ranks_that_are_slow_for_the_same_cause_in_turns_are_one_verdict() -> No
     assert (found.rank, found.ranks, found.lost_s) == (0, (0, 1), 6.0)
     assert found.evidence == "in turns (rank 0 4.0 s, rank 1 2.0 s); rank 0 at 70"
     assert len(found.intervals) == 4
-    # once each, at the same steps, or for another cause: these are two facts
+    # once each, at the same steps, for another cause, or long after each other: these are two facts
     for others in (
+        [one(0, 10, 30), one(1, 70, 90), one(0, 150, 170), one(1, 230, None)],
         [one(0, 10, 30), one(1, 40, 60)],
         [one(0, 10, 60), one(1, 15, 62), one(0, 70, 90), one(1, 71, None)],
         [one(0, 10, 30), one(1, 40, 60, "forward"), one(0, 70, 90), one(1, 100, None, "forward")],
