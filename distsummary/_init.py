@@ -46,6 +46,11 @@ def init(
     optimizer: Any = None,
     loss_fn: Any = None,
     config: object = None,
+    name: str | None = None,
+    group: str | None = None,
+    tags: str | Sequence[str] | None = None,
+    notes: str | None = None,
+    define: Mapping[str, Mapping[str, str | None]] | None = None,
     histograms: str | Literal[False] = False,
     gradients: str | Literal[False] = False,
     tensors: str | Literal[False] = False,
@@ -93,6 +98,12 @@ def init(
             OmegaConf or pydantic, or an object with attributes; with values of any kind. Nested names are
             joined by dots. They are shown in MindInsight's lineage and on TensorBoard's page HPARAMS, and
             stored in run.json; values that look like secrets are replaced by ***.
+        name, group, tags, notes: what people call the run, in the table of runs and on its page: a name (by
+            default that of its directory), the group that it belongs to, such as a sweep (each one line of up
+            to 200 characters), tags (a list of texts), and up to 10,000 characters of notes. Those of rank 0
+            are kept in run.json; an attempt that leaves one out keeps the one before.
+        define: what the values of tags mean, as for `Run.define`: a tag or glob -> a dict with "across",
+            "best" and "unit", such as {"tokens": {"across": "sum", "unit": "tokens/s"}}.
         histograms: which parameters of `watch` that require a gradient get histograms: those whose names
             begin with a match of this regular expression, such as ".*" (all), "conv" or ".*bias", at step 1
             and every `collect_freq` steps. False: none. Counting takes about 5 ms of CPU for a million
@@ -182,6 +193,8 @@ def init(
         collect_freq=collect_freq,
         system_metrics=system_metrics,
         config=read_config(config, is_quiet=topology.rank > 0),
+        labels=labels_of(name=name, group=group, tags=tags, notes=notes),
+        define={} if define is None else definitions_of(define),
     )
     settings.refuse_unfit(watch, topology)
     # Another training that finds this run open in its process can then name the line that opened it.
@@ -244,6 +257,22 @@ def init(
     )
     admission.made(weakly(run.has_waiting, lambda: False))
     return run
+
+
+def labels_of(**given: Any) -> dict[str, Any]:
+    """What people call the run, as run.json has it; most runs load nothing for it."""
+    if all(label is None for label in given.values()):
+        return {}
+    from distsummary.rundir.labels import check_labels
+
+    return check_labels(**given)
+
+
+def definitions_of(define: object) -> Mapping[str, object]:
+    """The definitions of tags, as run.json has them."""
+    from distsummary.format.definitions import check_definitions
+
+    return check_definitions(define)
 
 
 def directory_of(run_dir: str | PathLike[str], topology: Topology, job: str) -> RunDir:

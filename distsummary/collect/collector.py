@@ -26,6 +26,7 @@ from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
 from distsummary.rundir.admission import Admission, admit
+from distsummary.rundir.attempts import defined_later
 from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
@@ -100,6 +101,7 @@ class CollectorCallback(Callback):
             health=self.health,
             record=self._keep,
             alert=self._report,
+            define=self._define,
             failures=self._failures,
         )
         self._schedule = Schedule(self._settings, recorder=self.recorder, failures=self._failures)
@@ -109,6 +111,7 @@ class CollectorCallback(Callback):
         self._step = StepContext()
         self._recorded: object = None  # the `logged` dict that was recorded last
         self._early: list[tuple[str, int, str, str]] = []  # alerts before the session was open
+        self._defined = self._settings.define
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
@@ -127,6 +130,12 @@ class CollectorCallback(Callback):
             self._early.append((cause, step, evidence, level))
         else:
             session.report_alert(cause, step, evidence, level)
+
+    def _define(self, defined: Mapping[str, object]) -> None:
+        """Take the user's definitions; the session writes them when it opens, or now."""
+        self._defined = defined_later(self._defined, defined)
+        if self._session is not None:
+            self._session.note_of_run({"define": defined})
 
     # The hooks have the older names, as those of MindSpore's collector: a subclass may override them, and a
     # loop may call them by hand.
@@ -275,6 +284,7 @@ class CollectorCallback(Callback):
             failures=self._failures,
             overhead=self.recorder.overhead,
             spent_s=self._step.spent_s,
+            of_run={**self._settings.labels, **({"define": self._defined} if self._defined else {})},
             past=past,
         )
         while self._early:

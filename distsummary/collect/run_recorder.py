@@ -1,7 +1,7 @@
 """RunRecorder: takes the values that a user gives to a Run, for the SummaryCollector."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from distsummary.base.failures import Failures
@@ -26,6 +26,7 @@ class RunRecorder:
         health: returns the collector's counters.
         record: takes values while no session is open.
         alert: reports a cause at a step with its evidence and level.
+        define: takes definitions, see `Run.define`.
         failures: counts the values that the Run drops.
 
     Attributes:
@@ -41,13 +42,14 @@ class RunRecorder:
         health: Callable[[], Health],
         record: Callable[..., None],
         alert: Callable[[str, int, str, str], None],
+        define: Callable[[Mapping[str, object]], None],
         failures: Failures,
     ) -> None:
         self.dir = path
         self.plain_before = -math.inf
         self.record, self.health, self.failures = record, health, failures
         self.gather: Callable[[], None] = lambda: None
-        self.alert = alert
+        self.alert, self.define = alert, define
         self.overhead = Overhead()
         self._formats, self._exports = formats, exports
 

@@ -38,6 +38,7 @@ class RunSettings:
         config: the settings of the training. custom: more entries of the lineage, which win over the config.
         writer: the settings that all writers share; directory, run id, attempt and rank come later.
         diagnose: which alerts are reported.
+        labels: the run's name, group, tags and notes, as far as given. define: see `Run.define`.
     """
 
     collected: Collected
@@ -50,6 +51,8 @@ class RunSettings:
     custom: Mapping[str, FlatValue] = field(default_factory=dict)
     writer: WriterSpec = field(default_factory=lambda: WriterSpec(directory=""))
     diagnose: Diagnose = field(default_factory=Diagnose)
+    labels: Mapping[str, object] = field(default_factory=dict)
+    define: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def compatibility(self) -> Compatibility:
@@ -89,6 +92,8 @@ def settings_of(
     collect_freq: int,
     system_metrics: bool,
     config: Config,
+    labels: Mapping[str, object],
+    define: Mapping[str, object],
 ) -> RunSettings:
     """The settings of a run that `ds.init` opens, which has the arguments.
 
@@ -123,4 +128,6 @@ def settings_of(
         custom=config.flat,
         writer=writer_spec(record),
         diagnose=diagnose or Diagnose(),
+        labels=labels,
+        define=define,
     )

@@ -104,6 +104,7 @@ class Session:
         coordinator: joins all ranks to one run.
         failures: counts the session's own failures. overhead: what recording costs the loop.
         spent_s: what evaluations and checkpoints cost it so far, see `StepContext`.
+        of_run: what run.json says of the run, which rank 0 notes; see `note_of_run`.
         past: the attempt to which evaluations are added, instead of registering a new one.
 
     Raises the errors of the coordinator's `register` and of opening the files.
@@ -119,6 +120,7 @@ class Session:
         failures: Failures,
         overhead: Overhead,
         spent_s: Mapping[str, float],
+        of_run: Mapping[str, object] = NOTHING,
         past: Past | None = None,
     ) -> None:
         self.topology, self.overhead, self._spent_s = topology, overhead, spent_s
@@ -135,6 +137,9 @@ class Session:
             rank_dir = run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         self._rank_dir = rank_dir
         self.attempt = self._registration.attempt
+        # Before any value is written: the merged run depends on the definitions.
+        if of_run and topology.rank == 0 and not self._is_past:
+            failures.call("the names of the run", coordinator.note, topology, self.attempt, of_run)
         # Of several trainings of a process, each begins when the one before has ended.
         self._start_s = min(age_s(), time.monotonic() - _left_s[0])
         self._spent_before_s = self._totals_s()
@@ -209,6 +214,12 @@ class Session:
                 older[0]["attempt"],
                 listed(names),
             )
+
+    def note_of_run(self, fields: Mapping[str, object]) -> None:
+        """Put what is said of the whole run into run.json, in the background; rank 0 alone does."""
+        if self.topology.rank == 0 and not self._is_past:
+            note = partial(self._coordinator.note, self.topology, self.attempt, fields)
+            self._messages.submit("the definitions", note)
 
     @property
     def is_judged(self) -> bool:

@@ -38,6 +38,7 @@ _STRONGER = {  # state of a run -> the states that it does not replace
     "finished": ("failed", "interrupted", "finished"),
     "lost": ("failed", "interrupted", "finished", "lost"),
 }
+OF_RUN = ("name", "group", "tags", "notes", "define")  # fields of a note that belong to the run
 Key: TypeAlias = tuple[str, int]  # role and attempt
 Liveness = Callable[[Mapping[str, Any]], bool | None]
 
@@ -150,8 +151,24 @@ def key_of(entry: Manifest) -> Key:
 
 
 def note_fields(run_dir: RunDir, key: Key, fields: Mapping[str, object]) -> None:
-    """Write fields of an attempt into run.json; raises StaleAttemptError, and as `update_manifest`."""
-    run_dir.update_manifest(lambda manifest: find_attempt(manifest, *key).update(fields))
+    """Write fields of an attempt into run.json; raises StaleAttemptError, and as `update_manifest`.
+
+    The labels of the run and its definitions belong to all attempts; definitions join those that are there.
+    """
+    of_run: dict[str, Any] = {name: value for name, value in fields.items() if name in OF_RUN}
+
+    def note(manifest: Manifest) -> None:
+        find_attempt(manifest, *key).update((name, fields[name]) for name in fields.keys() - of_run.keys())
+        if "define" in of_run:
+            of_run["define"] = defined_later(manifest.get("define", {}), of_run["define"])
+        manifest.update(of_run)
+
+    run_dir.update_manifest(note)
+
+
+def defined_later(before: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Definitions by name, in the order in which they count: the last one of a name, the later ones last."""
+    return {name: found for name, found in before.items() if name not in later} | dict(later)
 
 
 def note_state(run_dir: RunDir, role: str, attempt: int, state: str) -> None:

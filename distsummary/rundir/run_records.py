@@ -4,7 +4,7 @@ A reader of a file can rely on every field of its record. Keys that a record doe
 version may have written them.
 """
 
-from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -113,6 +113,14 @@ class AttemptRecord(TypedDict):
     config: NotRequired[dict[str, Any] | None]
 
 
+class DefinitionRecord(TypedDict):
+    """See `definitions.Definition`."""
+
+    across: NotRequired[Annotated[str, Meta(pattern="^(mean|sum|min|max|mean:.+)$")] | None]
+    best: NotRequired[Literal["min", "max"] | None]
+    unit: NotRequired[str | None]
+
+
 class RunRecord(TypedDict):
     """run.json."""
 
@@ -123,6 +131,11 @@ class RunRecord(TypedDict):
     state: NotRequired[str]
     nonce: NotRequired[str]
     claimed_by: NotRequired[ReservationRecord]
+    name: NotRequired[str]
+    group: NotRequired[str | None]
+    tags: NotRequired[list[str]]
+    notes: NotRequired[str]
+    define: NotRequired[dict[str, DefinitionRecord]]
     key_tags: NotRequired[list[str]]
     aggregator: NotRequired[AggregatorRecord]
     merged: NotRequired[dict[str, Any]]

@@ -35,6 +35,7 @@ class Recorder(Protocol):
         overhead: what recording costs the loop.
         failures: counts the values that the Run drops.
         alert: reports a cause at a step with its evidence and level; see `Recording.alert`.
+        define: takes definitions of tags; see `Recording.define`.
         gather: called when `run.log` gives a value in a loop that counts no steps. What operators inside of
             the network have tapped so far then belongs to the step of this value, which ends only with the
             next step's first value.
@@ -45,6 +46,7 @@ class Recorder(Protocol):
     overhead: Overhead
     failures: Failures
     alert: Callable[[str, int, str, str], None]
+    define: Callable[[Mapping[str, object]], None]
     gather: Callable[[], None]
 
     def snapshot(self, plugin: str, name: str | None, value: object) -> Value:

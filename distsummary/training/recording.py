@@ -319,6 +319,39 @@ class Recording(abc.ABC):
         if not self._recorders():
             self._count(NOT_RECORDED, {"alert": 1})
 
+    def define(
+        self, name: str, *, across: str | None = None, best: str | None = None, unit: str | None = None
+    ) -> None:
+        """Say what the values of a tag mean; what rank 0 says is kept in `define` of run.json.
+
+        Example:
+            >>> run.define("tokens", across="sum", unit="tokens/s")
+            >>> run.define("eval/*", best="max")
+            >>> run.define("loss", across="mean:samples", best="min")
+
+        Args:
+            name: a tag, or a glob such as "eval/*". A tag counts before globs, and of several globs the one
+                defined last; for each of the other arguments apart.
+            across: what the value of the merged run is: "mean" (the default), "sum", "min" or "max" over the
+                ranks that recorded the tag at the step, or "mean:TAG": the mean, weighted by what each of
+                these ranks recorded as TAG at this step. Say it before the first value: steps that are merged
+                already are merged again only when the training ends.
+            best: "min" or "max", the better direction. unit: the unit of its axis, up to 40 characters.
+
+        Raises:
+            InvalidTypeError, InvalidValueError: a wrong argument. ClosedError: the run is closed.
+        """
+        from distsummary.format.definitions import check_definition
+
+        defined = check_definition(name, across, best, unit)
+        if self._is_closed:
+            self._require_open()
+        recorders = [] if self._is_forked else self._recorders()
+        for recorder in recorders:
+            self._own_guard.call("definitions", recorder.define, defined)
+        if not recorders:
+            self._count(NOT_RECORDED)
+
     def _report_finding(self, cause: str, evidence: str) -> None:
         """Report what a callback has found; any thread may call it."""
         self._report(cause, evidence, level_of(cause))

@@ -17,13 +17,16 @@ import pytest
 
 import distsummary as ds
 from distsummary.cli.fsck import fsck
-from distsummary.errors import InvalidTypeError, InvalidValueError, RunDirError
+from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, RunDirError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.format.lineage import custom_values
+from distsummary.rundir.attempts import OF_RUN
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import LAUNCH_ID
 from tests.unit.collect.doubles import Model
 from tests.viewer_rules import lost_points
+
+BEST = {"best": "min"}
 
 
 @pytest.fixture(autouse=True)
@@ -466,6 +469,33 @@ def test_a_config_is_in_the_lineage_and_in_the_manifest_of_its_attempt(nasty_tmp
         {"lr": 0.2},
     ]
     assert custom(nasty_tmp_path) == {"lr": 0.2}  # the lineage is that of the newest attempt
+
+
+def test_what_people_call_a_run_is_in_its_manifest(nasty_tmp_path: Path) -> None:
+    train(nasty_tmp_path, 1, name="first try", group="sweep", tags=["a", "b", "a"], define={"loss": BEST})
+    found = {key: RunDir(nasty_tmp_path).read_manifest().get(key) for key in OF_RUN}
+    assert found == {
+        "name": "first try", "group": "sweep", "tags": ["a", "b"], "notes": None,
+        "define": {"loss": {"across": None, "best": "min", "unit": None}},
+    }  # fmt: skip
+    # A later attempt that leaves one out keeps it, and rank 0 alone names the run.
+    train(nasty_tmp_path, 1, initial_step=1, name="second", notes="lr halved")
+    train(nasty_tmp_path, 1, initial_step=1, rank=1, name="third", define={"x": BEST})
+    manifest = RunDir(nasty_tmp_path).read_manifest()
+    assert found | {"name": "second", "notes": "lr halved"} == {key: manifest.get(key) for key in OF_RUN}
+
+
+def test_a_definition_counts_from_the_first_step_on_or_later(nasty_tmp_path: Path) -> None:
+    with ds.init(nasty_tmp_path) as run:
+        run.define("loss", best="max", unit="nats")
+        for step in run.steps(range(2)):
+            if step == 1:
+                run.define("loss", best="min")
+            run.log(loss=1.0)
+    defined = RunDir(nasty_tmp_path).read_manifest()["define"]
+    assert defined == {"loss": {"across": None, "best": "min", "unit": None}}
+    with pytest.raises(ClosedError):
+        run.define("loss", best="min")
 
 
 def test_custom_lineage_data_take_values_of_any_kind_and_win_over_the_config(nasty_tmp_path: Path) -> None:

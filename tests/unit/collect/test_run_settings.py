@@ -18,6 +18,7 @@ from tests.refusals import refused
 NOTHING: dict[str, Any] = {
     "histograms": False, "gradients": False, "tensors": False, "graph": False, "norms": False,
     "checksums": True, "collect_freq": 10, "system_metrics": True, "config": read_config(None),
+    "labels": {}, "define": {},
 }  # fmt: skip
 
 
