@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from distsummary.model.model import Model
     from distsummary.rundir.topology import Topology
     from distsummary.runs.cost import Bill
-    from distsummary.runs.find_runs import list_runs
     from distsummary.runs.recorded_run import RankView, RecordedRun, open_run
+    from distsummary.runs.run_metrics import RunMetric
+    from distsummary.runs.run_row import RunRow
+    from distsummary.runs.run_table import RunTable, open_runs
     from distsummary.runs.table import ScalarTable, Table, ValueTable
     from distsummary.summary import HistogramSummary, ImageSummary, ScalarSummary, TensorSummary
     from distsummary.thor.converters import ConvertModelUtils, ConvertNetUtils
@@ -114,6 +116,9 @@ __all__ = [
     "Resumed",
     "Run",
     "RunContext",
+    "RunMetric",
+    "RunRow",
+    "RunTable",
     "ScalarSummary",
     "ScalarTable",
     "SummaryCollector",
@@ -129,11 +134,11 @@ __all__ = [
     "init",
     "landscape",
     "launch",
-    "list_runs",
     "load_checkpoint",
     "load_param_into_net",
     "merge_run",
     "open_run",
+    "open_runs",
     "resume",
 ]
 
@@ -167,7 +172,9 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     ),
     "distsummary.format.pb.mindspore_summary_pb2": ("LossLandscape",),
     "distsummary.runs.cost": ("Bill",),
-    "distsummary.runs.find_runs": ("list_runs",),
+    "distsummary.runs.run_metrics": ("RunMetric",),
+    "distsummary.runs.run_row": ("RunRow",),
+    "distsummary.runs.run_table": ("RunTable", "open_runs"),
     "distsummary.runs.recorded_run": ("RankView", "RecordedRun", "open_run"),
     "distsummary.runs.table": ("ScalarTable", "Table", "ValueTable"),
     "distsummary.summary": ("HistogramSummary", "ImageSummary", "ScalarSummary", "TensorSummary"),

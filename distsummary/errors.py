@@ -5,6 +5,7 @@ DistSummaryError
 │   ├── InvalidTypeError      (TypeError)           an argument has the wrong type
 │   │   └── InvalidArgumentError  (InvalidValueError)  the same, where MindSpore documents ValueError
 │   ├── InvalidValueError     (ValueError)          an argument is out of its range
+│   │   ├── FilterError                             a filter of runs cannot be read
 │   │   └── WorldMismatchError                      ranks or sources disagree on the world size
 │   └── ClosedError           (RuntimeError)        a closed record, writer or run was used
 ├── NotADirectoryPathError    (NotADirectoryError)  the path of a run dir is a file
@@ -62,6 +63,14 @@ class InvalidTypeError(UsageError, TypeError):
 
 class InvalidValueError(UsageError, ValueError):
     """An argument is out of its range."""
+
+
+class FilterError(InvalidValueError):
+    """A filter of runs cannot be read; `at`: the index of the character at which it is wrong."""
+
+    def __init__(self, message: str, at: int) -> None:
+        super().__init__(message)
+        self.at = at
 
 
 class WorldMismatchError(InvalidValueError):

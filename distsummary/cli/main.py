@@ -456,14 +456,25 @@ def doctor(options: argparse.Namespace) -> Answer:
 
 
 @verb(
-    argument("directory", metavar="DIR", help="the directory that the run dirs are in"), example="runs runs/"
+    argument("directory", metavar="DIR", help="the directory that the run dirs are in"),
+    argument("--where", metavar="EXPR", default="", help="only runs such as: config.lr < 0.3 and name ~ 'a'"),
+    argument("--sort", metavar="COLUMN", help="the smallest or, where high is better, the best first"),
+    argument("--reverse", action="store_true", help="turn the order round"),
+    argument("--columns", metavar="A,B", help="the columns to show; all that there are: --json"),
+    example="runs runs/ --where 'config.lr < 0.3' --sort eval/accuracy --columns name,eval/accuracy",
 )
 def runs(options: argparse.Namespace) -> Answer:
-    """List the runs below a directory, the newest first."""
-    from distsummary.runs.find_runs import find_runs, text_of
+    """List the runs below a directory, the newest first: filter, sort and choose columns."""
+    from distsummary.runs.run_table import as_json, open_runs, text_of
 
-    found = find_runs(options.directory)
-    return Answer({"runs": found}, text_of(found, width=width_of(sys.stdout)))
+    found = open_runs(options.directory).where(options.where)
+    if options.sort is not None:
+        found = found.sorted_by(options.sort)
+    if options.reverse:
+        found = found.reversed()
+    columns = None if options.columns is None else [name.strip() for name in options.columns.split(",")]
+    text = text_of(found, columns=columns, width=width_of(sys.stdout))
+    return Answer(as_json(found, columns), text)
 
 
 @verb(

@@ -90,6 +90,11 @@ class RunDir:
         return self.base / "alerts.jsonl"
 
     @property
+    def labels_path(self) -> Path:
+        """The name, group, tags and notes that were changed after the run had begun."""
+        return self.base / "labels.json"
+
+    @property
     def manifest_path(self) -> Path:
         """`run.json`."""
         return self.base / MANIFEST

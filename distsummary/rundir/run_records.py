@@ -141,6 +141,15 @@ class RunRecord(TypedDict):
     merged: NotRequired[dict[str, Any]]
 
 
+class LabelsRecord(TypedDict, total=False):
+    """labels.json: what of a run's labels was changed after it had begun."""
+
+    name: str
+    group: str | None
+    tags: list[str]
+    notes: str
+
+
 class HeartbeatRecord(TypedDict, total=False):
     """See `deal.Heartbeat`; `time` is that of the file system."""
 

@@ -127,6 +127,8 @@ class _Attempt:
 
     def _data(self, steps: Array) -> tuple[Array, Array]:
         """At some steps, how long the ranks waited for data; of two, the quicker one."""
+        if not self._ranks:
+            return np.zeros(0, np.int64), np.zeros(0)
         values, chosen = self._matrix([DATA_WAIT_MS], steps)
         known = ~np.isnan(values).all(axis=1)
         values, chosen = values[known], chosen[known]

@@ -69,7 +69,7 @@ def facts(run: RecordedRun) -> dict[str, Fact]:
     if "dataset_graph" in lineage:
         text = json.dumps(lineage["dataset_graph"], sort_keys=True, default=str)
         found[DATA_PIPELINE] = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-    found |= dict(_flat(run.config, "config"))
+    found |= dict(flat(run.config, "config"))
     if attempts and attempts[-1].world_size > 1:
         found |= _of_ranks(run, int(attempts[-1].attempt))
     return found
@@ -90,10 +90,11 @@ def _of_ranks(run: RecordedRun, attempt: int) -> dict[str, Fact]:
     return found
 
 
-def _flat(entries: Mapping[str, Any], name: str) -> Iterator[tuple[str, Fact]]:
+def flat(entries: Mapping[str, Any], name: str) -> Iterator[tuple[str, Fact]]:
+    """Nested settings as names and values, such as "config.model.depth"; a list is one value, as JSON."""
     for key, value in entries.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{name}.{key}")
+            yield from flat(value, f"{name}.{key}")
         else:
             is_plain = isinstance(value, (str, int, float, bool)) or value is None
             yield f"{name}.{key}", value if is_plain else json.dumps(value, default=str)

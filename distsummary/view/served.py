@@ -19,8 +19,9 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from distsummary.errors import MissingFileError
 from distsummary.rundir.run_dir import RunDir
-from distsummary.runs.find_runs import RunRow, find_runs
 from distsummary.runs.recorded_run import RecordedRun, open_run
+from distsummary.runs.run_row import RunRow
+from distsummary.runs.run_rows import RunRows
 from distsummary.view.compared_runs import refuse_others
 from distsummary.view.packing import plain, sent
 from distsummary.view.page import page, rank_curve, step_anatomy, tag_curve
@@ -68,13 +69,13 @@ class Served:
         self._lock = threading.Lock()  # of `_opened`
         self._opened: OrderedDict[tuple[str, ...], _Run] = OrderedDict()
         self._names: set[str] = set()  # all that were ever listed
-        self._listing = _Kept[Response](every_s)
+        self._listing, self._rows = _Kept[Response](every_s), RunRows(self.path)
         if not self.path.is_dir():
             # There is no such directory: this raises the error that says so.
             open_run(directory)
 
     def runs(self) -> Response:
-        """The runs as JSON: `directory`, `runs` (see `RunRow`) and `note`, why there are none.
+        """The runs as JSON: `directory`, `runs` and `note`, why there are none.
 
         A directory that is itself a run, and holds no others, has one row named `ALONE`.
         """
@@ -104,15 +105,15 @@ class Served:
         try:
             run = RunDir(self.path)
             if run.manifest_path.exists() or not run.rank_dirs():
-                rows = find_runs(self.path)
+                rows = self._rows.read()
             else:
                 # A run without a manifest: a search would list each of its ranks as a run.
                 alone = open_run(self.path)
-                rows = [RunRow(name=ALONE, state=alone.state, ranks=len(alone.ranks))]
+                rows = [RunRow(path=ALONE, folder=self.path.name, state=alone.state, ranks=len(alone.ranks))]
         except MissingFileError as error:
             note = str(error)
-        self._names |= {row.name for row in rows}
-        found = {"directory": os.fspath(self.path), "runs": plain(rows), "note": note}
+        self._names |= {row.path for row in rows}
+        found = {"directory": os.fspath(self.path), "runs": plain([*map(_shown, rows)]), "note": note}
         return _answer(json.dumps(found).encode())
 
     def _run(self, *names: str) -> "_Run":
@@ -217,6 +218,16 @@ class _Run:
             self._runs, self._stamp = [], ""
             raise
         return stamp
+
+
+def _shown(row: RunRow) -> dict[str, Any]:
+    """A row of the list."""
+    return {
+        "name": row.path, "state": row.state, "level": row.level, "findings": row.findings,
+        "ranks": row.ranks, "step": row.step, "started": row.started, "lasted_s": row.duration_s,
+        "loss": next((one.last for one in row.metrics.values() if one.better == "min"), None),
+        "note": row.finding,
+    }  # fmt: skip
 
 
 def _tried(make: Callable[[], T]) -> T | Exception:

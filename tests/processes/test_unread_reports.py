@@ -10,7 +10,7 @@ import pytest
 import distsummary as ds
 from distsummary.cli.fsck import fsck
 from distsummary.cli.main import main
-from distsummary.runs.find_runs import find_runs
+from distsummary.runs.run_rows import RunRows
 from distsummary.runs.show import overview
 from distsummary.runs.status import read_status
 from distsummary.runs.status_text import hints
@@ -62,8 +62,8 @@ def test_no_one_calls_a_run_fine_whose_reports_cannot_be_read(
     assert status.exit_code == 1
     assert "is fine" not in " ".join(hints(status))
     assert any(line.startswith("Not judged: ") for line in hints(status))
-    [row] = find_runs(path.parent)
-    assert (row.is_healthy, "not judged" in row.note) == (False, True)
+    [row] = RunRows(path.parent).read()
+    assert (row.is_healthy, "not judged" in row.finding) == (False, True)
     run = ds.open_run(path)
     shown = overview(run)
     assert (shown.level, "not judged" in shown.findings) == ("warning", True)

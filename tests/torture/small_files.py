@@ -244,14 +244,14 @@ def _verb(*words: str) -> Call:
 
 def _run_ways(directory: Path, name: str) -> Iterator[tuple[str, Call]]:
     """The verbs on a run, the list of runs, and the page."""
-    from distsummary.runs.find_runs import find_runs
+    from distsummary.runs.run_rows import RunRows
     from distsummary.view.served import Served
 
     run = str(directory)
 
     def listed() -> None:
         """The healthy run is in both lists, whatever the other one is."""
-        found = {row.name: row.state for row in find_runs(directory.parent)}
+        found = {row.path: row.state for row in RunRows(directory.parent).read()}
         if found.get("healthy") != "finished" or directory.name not in found:
             raise AssertionError(f"the runs are {found}")
         Served(directory.parent).runs()

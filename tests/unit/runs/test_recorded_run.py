@@ -766,13 +766,3 @@ def test_a_value_whose_file_is_gone_says_so(tmp_path):
         file.unlink()
     with pytest.raises(MissingFileError, match="was removed"):
         table.value(0)
-
-
-def test_runs_are_listed_as_a_table(tmp_path):
-    record(tmp_path / "a")
-    record(tmp_path / "b", steps=[9])
-    table = ds.list_runs(tmp_path)
-    assert sorted(rows(table, "path", "step")) == [("a", 5), ("b", 9)]
-    assert set(table["state"].tolist()) == {"no run.json"}
-    with pytest.raises(MissingFileError):
-        ds.list_runs(tmp_path / "nowhere")

@@ -17,7 +17,7 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.timeouts import HIDDEN_S
-from distsummary.runs.find_runs import find_runs
+from distsummary.runs.run_rows import RunRows
 from distsummary.runs.status import Merged, read_status
 from distsummary.runs.status_text import as_json, hints, text_of
 from tests.unit.runs.states import BEGAN, attempt_state, failure, lost, rank_state, status_of
@@ -312,8 +312,8 @@ def test_verdicts_that_were_reported_of_a_run_are_counted_and_an_alert_is_no_mer
         f"evidence: distsummary why {tmp_path}",
     ]
     assert (status.exit_code, status.step, status.merged_step) == (0, 3, 3)
-    [row] = find_runs(tmp_path)
-    assert (row.step, row.note) == (3, "1 finding: rank 1 hung at step 4")
+    [row] = RunRows(tmp_path).read()
+    assert (row.step, row.finding) == (3, "1 finding: rank 1 hung at step 4")
     assert (row.level, row.findings, row.is_healthy) == ("warning", 1, True)
 
 

@@ -11,7 +11,7 @@ import distsummary as ds
 from distsummary.errors import InvalidValueError
 from distsummary.format.records import Value
 from distsummary.rundir.run_dir import RunDir
-from distsummary.runs.find_runs import find_runs
+from distsummary.runs.run_rows import RunRows
 from distsummary.view.packing import embedded, packed, plain
 from distsummary.view.page import page
 from tests.unit.runs.recording import record
@@ -103,7 +103,7 @@ def test_the_page_says_how_grave_the_worst_finding_is(tmp_path, cause, until, le
     shown = [(one["cause"], one["level"]) for one in found["verdicts"]]
     assert shown == ([(cause, "error" if cause == "hang" else level)] if cause else [])
     assert found["found"].startswith("1 finding: rank 0 ") == bool(cause)
-    [row] = find_runs(tmp_path)
+    [row] = RunRows(tmp_path).read()
     assert (row.level, row.findings, row.is_healthy) == (level, int(bool(level)), level != "error")
 
 

@@ -1,0 +1,82 @@
+"""What of a curve stands in a table of runs: its last and best value, and a small curve of few points."""
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsummary.runs.show import is_loss
+
+SPARK = 32  # points of a small curve
+BETTER = ("min", "max")
+_LOW = ("loss", "error", "err", "perplexity", "ppl", "mae", "mse", "rmse", "nll", "wer", "cer", "fid")
+_HIGH = (
+    "acc", "accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "miou", "map", "bleu", "rouge",
+    "r2", "reward", "score", "psnr", "ssim", "dice",
+)  # fmt: skip
+_NEITHER = ("scale", "weight", "coef", "lr")  # a loss scale is no loss
+_WORD = re.compile(r"[A-Z]?[a-z]+\d?(?![a-z\d])|[A-Z]+\d?(?![a-z\d])|[A-Z]?[a-z]+")
+
+Array = NDArray[Any]
+
+
+class RunMetric(NamedTuple):
+    """A tag in a table of runs: its last value and that one's step, its best finite value and the step.
+
+    `better`: "min" or "max"; empty where that is unknown, and then `best` and `best_step` are None.
+    """
+
+    last: float
+    step: int
+    better: str = ""
+    best: float | None = None
+    best_step: int | None = None
+
+
+def metric_of(steps: Array, values: Array, direction: str) -> RunMetric:
+    """A curve as a RunMetric.
+
+    Args:
+        steps, values: (n,), n > 0, in recording order. direction: see `better`.
+    """
+    last, step = _shortest(values[-1]), int(steps[-1])
+    finite = np.flatnonzero(np.isfinite(values)) if direction else ()
+    if not len(finite):
+        return RunMetric(last, step, direction)
+    at = finite[(np.argmin if direction == "min" else np.argmax)(values[finite])]
+    return RunMetric(last, step, direction, _shortest(values[at]), int(steps[at]))
+
+
+def spark_of(values: Array) -> tuple[float, ...]:
+    """A curve (n,) as up to SPARK points: the medians of as many parts of equal length, NaN without any."""
+    parts = np.array_split(values, min(SPARK, values.size)) if values.size else []
+    finite = [part[np.isfinite(part)] for part in parts]
+    return tuple(float(f"{np.median(part):.4g}") if part.size else float("nan") for part in finite)
+
+
+def _shortest(value: np.floating[Any]) -> float:
+    """The number with the fewest digits that are those of a float32: 0.1, not 0.10000000149."""
+    return float(str(value))
+
+
+def better(tag: str, define: Mapping[str, Any] | None = None) -> str:
+    """Which of two values of a tag is better, "min" or "max"; empty if that is unknown.
+
+    Args:
+        define: "define" of run.json, globs of tags -> what was said of them; of several that fit, the last
+            one counts. Without, names that hold a word such as loss or accuracy have a direction.
+    """
+    for pattern, given in [*(define or {}).items()][::-1]:
+        if fnmatchcase(tag, pattern) and isinstance(given, Mapping) and given.get("best") in BETTER:
+            return str(given["best"])
+    if is_loss(tag):
+        return "min"
+    name = tag.rpartition("/")[2] or tag
+    words = {word.lower() for word in (*_WORD.findall(name), *re.split(r"\W|_", name))}
+    words |= {word.rstrip("0123456789") for word in words if word not in ("f1", "r2")}
+    if words.intersection(_NEITHER):
+        return ""
+    return "min" if words.intersection(_LOW) else "max" if words.intersection(_HIGH) else ""
