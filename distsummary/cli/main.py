@@ -51,8 +51,8 @@ FIELDS = (*ARGUMENTS, "size", "seed", "refine", "ranks", "epochs", "rank", "tag"
 
 EXIT_CODES = (
     "Exit codes: 0 success; 1 it failed, or something is wrong with the run (status, watch) or its files "
-    "(fsck); 2 wrong arguments, or a path that is missing or not what the verb takes; 130 Ctrl-C, 143 "
-    "SIGTERM."
+    "(fsck), or a condition is met (compare); 2 wrong arguments, or a path that is missing or not what the "
+    "verb takes; 3 it is unclear whether one is (compare); 130 Ctrl-C, 143 SIGTERM."
 )
 
 
@@ -515,17 +515,52 @@ def show(options: argparse.Namespace) -> Answer:
 
 
 @verb(
-    RECORDED,
-    argument("other", metavar="OTHER", help="the run to compare it with"),
-    example="compare runs/a runs/b",
+    argument("runs", metavar="RUN", nargs="+", help="run dirs, or directories with event files"),
+    repeated(
+        "--with",
+        dest="others",
+        metavar="RUN",
+        nargs="+",
+        help="the runs before it and those after it are groups, such as the seeds of two settings",
+    ),
+    repeated(
+        "--fail-if",
+        metavar="CONDITION",
+        help="a change of a group against the first at which to exit with 1: 'loss > +2%%', or in units of "
+        "the tag 'eval/accuracy < -0.01'; with 3 if the spread of the runs leaves that open",
+    ),
+    argument(
+        "--at",
+        default="last",
+        metavar="POINT",
+        help="which value of a run --fail-if is about: last, best, or mean:N, the mean of the last N (last)",
+    ),
+    repeated(
+        "--reach",
+        metavar="TAG=VALUE",
+        help="the value of a tag to whose steps and time the curves are compared",
+    ),
+    TAG,
+    example="compare runs/main/* --with runs/new/* --fail-if 'loss > +2%' --at mean:100",
 )
 def compare(options: argparse.Namespace) -> Answer:
-    """Say what differs between two runs in config, code and data, and where their curves part."""
-    from distsummary.runs.compare import compare, text_of
+    """Say what differs between runs or groups of them, how their curves do, and whether one is worse."""
+    from distsummary.runs import gate
+    from distsummary.runs.compare import compare, read_values, text_of
     from distsummary.runs.recorded_run import open_run
 
-    found = compare(open_run(options.run_dir), open_run(options.other))
-    return Answer(found, text_of(found, width=width_of(sys.stdout)))
+    conditions = [gate.read_condition(text) for text in options.fail_if or ()]
+    at, values = gate.check_at(options.at), read_values(options.reach or ())
+    runs = [open_run(path) for path in options.runs]
+    groups = [runs, *([open_run(path) for path in group] for group in options.others or ())]
+    found = compare(
+        groups if options.others else [[run] for run in runs],
+        conditions=conditions,
+        at=at,
+        values=values,
+        tags=options.tag,
+    )
+    return Answer(found, text_of(found, width=width_of(sys.stdout)), gate.exit_code(found.decisions))
 
 
 @verb(

@@ -1,123 +1,211 @@
-"""Two runs next to each other: what differs in config, code and data, and where their curves part."""
+"""Runs next to each other, also in groups: what differs in config, code and data, and how their curves do."""
 
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import cycle
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from distsummary.base.checks import check_recorded
 from distsummary.base.columns import aligned, cut, numbered, paragraph, printable, shortened, wrapped_rows
-from distsummary.format.own_tags import ALERT_TAGS, OF_RANKS, SYSTEM_TAGS
+from distsummary.base.terminal import doing, duration
+from distsummary.errors import InvalidValueError
+from distsummary.format.own_tags import ALERT_TAGS, OF_RANKS, SYSTEM_TAGS, is_own
+from distsummary.runs import gate
+from distsummary.runs.curves import (
+    APART,
+    Array,
+    Curve,
+    Parting,
+    best_of,
+    curve_of,
+    direction_of,
+    mean_of,
+    reached,
+    smoothed,
+    where_they_part,
+)
 from distsummary.runs.facts import Fact, facts
-from distsummary.runs.recorded_run import RecordedRun
+from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun
 from distsummary.runs.show import fact_text, interest, leading_scalars, verdict_text
 
-APART = 3.0  # times their own change from step to step; curves that are so far apart have parted
+MOST = 20  # groups
 MEANING = (
     "apart from: the first step from which on a curve is, noise aside, farther from the other than "
     f"{APART:g} times its usual change from one step to the next; -: the two end together"
 )
-_SHARE, _LEAST = 50, 10  # the end of two curves: the last 2 % of their common steps, or 10 if that is more
-_SHOWN = 20  # rows of each table
+_MEANING = (
+    "reaches, after: the step at which a curve, smoothed over 1 % of its points, is first as good as the "
+    "value to reach (without --reach the best one that all come to), and the time since the run began; "
+    f"between: the mean difference to the first over the steps of both; {MEANING}"
+)
+_HEAD = ("last", "best", "reaches", "after", "between", "apart from")
+_ROWS = 40  # of the table of curves
+_SHOWN = 20  # rows of the table of facts
 _VERDICTS = 3  # of each run
+# Facts that the config says again, mostly.
+_AGAIN = ("learning rate", "epochs", "batch size", "devices", "ranks", "seed ")
+_FIRST = ("config.", "seed ", "rank ", "code.", "data.")  # what differs first; results come last
+_RESULTS = ("state", "attempts", "final loss", "metrics")
 
-Array = NDArray[Any]
 
+class Standing(NamedTuple):
+    """How a group stands in a curve.
 
-class Parting(NamedTuple):
-    """How two curves go apart.
-
-    `common`: at how many steps both have a value. `first_difference`: the first of these at which the values
-    are not the same, None if they all are. `parts_at`: the step from which on they are apart, None if they
-    end together, see `where_they_part`. `last`: the values at the last common step.
+    Attributes:
+        last, best, best_step: the last and the best value and its step, means over the runs of the group;
+            None if not all have a finite one, or it is unknown which direction is better.
+        reached_step, reached_s: when the mean of its curves reaches the value, as step and as seconds since
+            the runs began; None: never.
+        parting: how the mean of its curves goes apart from that of the first group; None for the first
+            itself, and where one of the two has no curve.
     """
 
-    common: int
-    first_difference: int | None
-    parts_at: int | None
-    last: tuple[float, float] | None
+    last: float | None
+    best: float | None
+    best_step: float | None
+    reached_step: int | None
+    reached_s: float | None
+    parting: Parting | None
+
+
+class Row(NamedTuple):
+    """A curve of all groups.
+
+    Attributes:
+        best: which direction is better, "min" or "max"; None if that is unknown.
+        value: what the groups are to reach: by default the best value that the smoothed curves of all reach.
+        standings: of each group; None if it has no such curve.
+    """
+
+    best: str | None
+    value: float | None
+    standings: tuple[Standing | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Some runs that stand for one setting, such as its seeds: their paths and states, what was reported
+    about their ranks in words, and what could not be read.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    states: tuple[str, ...]
+    verdicts: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What differs between two runs.
+    """What differs between groups of runs.
 
-    `differing`: fact -> its values, None where a run does not know it. `equal`: how many facts are the same.
-    `curves`: by tag. `only`: the tags that one of them alone has. `verdicts`: what was reported about the
-    ranks of each run, in words.
+    `differing`: fact -> the values in each group, each once; None where a run does not know it. `within`:
+    those that differ in the same way within each group, such as seeds. `equal`: how many facts are the same.
+    `curves`: by tag. `only`: the groups that have a tag which others have not. `decisions`: of the gate.
     """
 
-    paths: tuple[str, str]
-    differing: dict[str, tuple[Fact, Fact]]
+    groups: tuple[Group, ...]
+    differing: dict[str, tuple[tuple[Fact, ...], ...]]
+    within: tuple[str, ...]
     equal: int
-    curves: dict[str, Parting]
-    only: tuple[tuple[str, ...], tuple[str, ...]]
-    verdicts: tuple[tuple[str, ...], tuple[str, ...]]
-    problems: tuple[tuple[str, ...], tuple[str, ...]]
+    curves: dict[str, Row]
+    only: dict[str, tuple[str, ...]]
+    decisions: tuple[gate.Decision, ...]
 
 
-def where_they_part(steps: Array, values: Array, other_steps: Array, other_values: Array) -> Parting:
-    """Compare two curves at the steps that both have; of a step that one has twice, the last value counts.
-
-    Far: farther from each other than APART times the usual change, the larger median of |v[t] - v[t-1]|.
-    Two curves end apart if the median of their difference over the last 2 % of the common steps is far; at
-    least 10 steps, at most half of them. They are apart from the step that best divides the steps into those
-    that are not far, before, and those that are far, in the direction of the end: the minimum of the
-    cumulative sum of (difference - far), in which no step counts for more than `far`, so that a few outliers
-    move it little (CUSUM; E. S. Page, Biometrika 41, 1954).
+def compare(
+    groups: Sequence[Sequence[RecordedRun]],
+    *,
+    conditions: Sequence[gate.Condition] = (),
+    at: str = "last",
+    values: Mapping[str, float] | None = None,
+    tags: Sequence[str] | None = None,
+) -> Comparison:
+    """Compare groups of runs with the first: their facts, curves and, with `conditions`, the gate.
 
     Args:
-        steps, other_steps: int64 (n,) and (m,). values, other_values: floats (n,) and (m,).
+        groups: at least two of one or more runs, no run twice. conditions: see `gate.decide`.
+        at: the point at which the gate compares, see `gate.value_at`.
+        values: tag -> the value whose steps and seconds are asked for.
+        tags: the curves that are wanted; None: all.
+
+    Raises InvalidValueError: there are too few or too many groups, a run is there twice, or no run has a tag.
     """
-    (steps, values), (other_steps, other_values) = (
-        _by_step(steps, values), _by_step(other_steps, other_values)
-    )  # fmt: skip
-    common, mine, others = np.intersect1d(steps, other_steps, assume_unique=True, return_indices=True)
-    if not common.size:
-        return Parting(0, None, None, None)
-    a, b = values[mine].astype(np.float64), other_values[others].astype(np.float64)
-    is_same = (a == b) | (np.isnan(a) & np.isnan(b))
-    first = None if is_same.all() else int(common[is_same.argmin()])
-    with np.errstate(invalid="ignore"):
-        difference = np.where(is_same, 0.0, a - b)
-    is_finite = np.isfinite(difference)
-    # Where one of the values is NaN or infinite, they are far apart in any direction.
-    difference[~is_finite] = np.inf
-    far = APART * max(_usual_change(a), _usual_change(b))
-    end = min(max(_LEAST, common.size // _SHARE), (common.size + 1) // 2)
-    at_end = float(np.median(difference[-end:]))
-    parts_at = None
-    # A single step says nothing of a usual change.
-    if common.size > 1 and abs(at_end) > far:
-        # Only what differs in the direction of the end counts as far.
-        towards = difference if at_end > 0 else np.where(is_finite, -difference, np.inf)
-        steps_far = np.clip(towards / far, 0, 2) - 1 if far else np.where(towards > 0, 1.0, -1.0)
-        # Each sum is that of the steps before; far steps begin at the last of the smallest sums.
-        sums = np.concatenate(([0.0], np.cumsum(steps_far)[:-1]))
-        parts_at = int(common[sums.size - 1 - sums[::-1].argmin()])
-    return Parting(int(common.size), first, parts_at, (float(a[-1]), float(b[-1])))
-
-
-def compare(run: RecordedRun, other: RecordedRun) -> Comparison:
-    """Compare two runs: their facts, and the curves of the merged run or, before it is merged, of a rank."""
-    known, others = facts(run), facts(other)
-    names = [*known, *(name for name in others if name not in known)]
-    differing = {n: (known.get(n), others.get(n)) for n in names if known.get(n) != others.get(n)}
-    (_, curves), (_, other_curves) = (curves_of(one) for one in (run, other))
-    both = sorted((tag for tag in curves if tag in other_curves), key=interest)
-    partings = {tag: where_they_part(*curves[tag], *other_curves[tag]) for tag in both}
+    _refuse_wrong(groups)
+    names = names_of([_common(group) for group in groups])
+    runs = [run for group in groups for run in group]
+    curves: dict[Path, dict[str, Curve]] = {}
+    for count, run in enumerate(runs):
+        doing("reading run", count + 1, len(runs))
+        curves[run.path] = curves_of(run)[1]
+    known = [*dict.fromkeys(tag for of_run in curves.values() for tag in of_run)]
+    for asked in (*(values or ()), *(tags or ())):
+        check_recorded(asked, known, "scalars")
+    of_groups = [[curves[run.path] for run in group] for group in groups]
+    wanted = sorted(known if tags is None else tags, key=interest)
+    rows = {tag: _row(tag, of_groups, (values or {}).get(tag)) for tag in wanted}
+    differing, within, equal = _differences([[facts(run) for run in group] for group in groups])
+    labels = run_names(runs)
+    decisions = []
+    for condition in conditions:
+        condition = condition._replace(tag=gate.tag_of(condition, known))
+        base, *others = (
+            gate.side_of(
+                name,
+                {labels[run.path]: curves[run.path].get(condition.tag) for run in group},
+                _doubts(group, labels),
+                condition,
+                at,
+            )
+            for name, group in zip(names, groups, strict=True)
+        )
+        decisions += [gate.decide(condition, base, other, at=at) for other in others]
+    having = {
+        tag: tuple(n for n, group in zip(names, of_groups, strict=True) if any(tag in c for c in group))
+        for tag in known
+    }
     return Comparison(
-        paths=(str(run.path), str(other.path)),
-        differing=differing,
-        equal=len(names) - len(differing),
-        curves={tag: one for tag, one in partings.items() if is_reported(tag, one)},
-        only=(
-            tuple(tag for tag in curves if tag not in other_curves),
-            tuple(tag for tag in other_curves if tag not in curves),
+        groups=tuple(
+            Group(
+                name=name,
+                paths=tuple(str(run.path) for run in group),
+                states=tuple(run.state for run in group),
+                verdicts=tuple(text for run in group for text in verdicts_of(run)),
+                problems=tuple(
+                    (f"{labels[run.path]}: " if len(group) > 1 else "") + line
+                    for run in group
+                    for line in run.problems
+                ),
+            )
+            for name, group in zip(names, groups, strict=True)
         ),
-        verdicts=(verdicts_of(run), verdicts_of(other)),
-        problems=(tuple(run.problems), tuple(other.problems)),
+        differing=differing,
+        within=within,
+        equal=equal,
+        curves={tag: row for tag, row in rows.items() if _is_reported(tag, row)},
+        only={tag: which for tag, which in having.items() if len(which) < len(groups)},
+        decisions=tuple(decisions),
     )
+
+
+def read_values(given: Sequence[str]) -> dict[str, float]:
+    """Read TAG=VALUE; raises InvalidValueError."""
+    found = {}
+    for text in given:
+        tag, sign, number = text.rpartition("=")
+        try:
+            # As it was recorded: 0.7 is reached by a curve that ends at 0.7.
+            found[tag.strip()] = float(np.float32(number))
+        except ValueError:
+            sign = ""
+        if not sign or not math.isfinite(found[tag.strip()]):
+            raise InvalidValueError(f"--reach must be TAG=VALUE, such as loss=0.3, got {text!r}")
+    return found
 
 
 def is_reported(tag: str, one: Parting) -> bool:
@@ -130,59 +218,233 @@ def verdicts_of(run: RecordedRun) -> tuple[str, ...]:
     return tuple(verdict_text(row._asdict()) for row in run.verdicts)
 
 
-def curves_of(run: RecordedRun) -> tuple[int, dict[str, tuple[Array, Array]]]:
-    """The curves of a run by tag, as steps and values, and of which rank they are: of the merged run (-1), or
-    before it is merged, of its lowest rank. Steps rise; of one that is there twice, the last value counts.
-    Without the statistics of ranks and without alerts, which are no curves.
+def curves_of(run: RecordedRun) -> tuple[int, dict[str, Curve]]:
+    """The curves of a run by tag, and of which rank they are: of the merged run (-1), or before it is merged,
+    of its lowest rank. Without the statistics of ranks and without alerts, which are no curves.
     """
     rank, table = leading_scalars(run)
+    times = table.wall_times()
+    started = [attempt.started for attempt in run.attempts if attempt.role == run.role]
+    began = min([*started, *(float(one.min()) for one in times.values() if one.size)], default=0.0)
     return rank, {
-        tag: _by_step(*curve)
+        tag: curve_of(*curve, times[tag] - began)
         for tag, curve in table.curves().items()
         if tag not in ALERT_TAGS and not tag.startswith(OF_RANKS)
     }
 
 
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as make each unlike the others."""
+    parts = [path.parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(one[-count:]) for one in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+
+
+def run_names(runs: Iterable[RecordedRun]) -> dict[Path, str]:
+    """Path -> a name of the run that is unlike those of the others."""
+    paths = [run.path for run in runs]
+    return dict(zip(paths, names_of(paths), strict=True))
+
+
+def _common(group: Sequence[RecordedRun]) -> Path:
+    """The path of a run; of several, what their paths have in common, as in runs/new-*."""
+    paths = [str(run.path) for run in group]
+    return Path(paths[0] if len(paths) == 1 else f"{os.path.commonprefix(paths)}*")  # noqa: RUF071  # a part of a name, too
+
+
+def _refuse_wrong(groups: Sequence[Sequence[RecordedRun]]) -> None:
+    if not 2 <= len(groups) <= MOST:
+        raise InvalidValueError(
+            f"runs to compare must be 2 to {MOST}, or as many groups of runs, got {len(groups)}; a group of "
+            "any size begins with --with"
+        )
+    paths = [run.path for group in groups for run in group]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise InvalidValueError(f"runs to compare must be different ones, got {path} twice")
+
+
+def _doubts(group: Sequence[RecordedRun], labels: Mapping[Path, str]) -> list[str]:
+    """Why a gate cannot trust what it reads of these runs."""
+    found = []
+    for run in group:
+        state = run.state
+        if state not in ("finished", NO_MANIFEST):
+            found.append(f"{labels[run.path]} is {state}")
+        found += [f"{labels[run.path]}: {line}" for line in run.problems]
+    return found
+
+
+def _differences(
+    known: Sequence[Sequence[Mapping[str, Fact]]],
+) -> tuple[dict[str, tuple[tuple[Fact, ...], ...]], tuple[str, ...], int]:
+    names = [*dict.fromkeys(name for group in known for one in group for name in one)]
+    # NaN does not equal itself, but as a setting it is the same.
+    values = {
+        name: tuple(
+            tuple(dict.fromkeys("nan" if one.get(name) != one.get(name) else one.get(name) for one in group))
+            for group in known
+        )
+        for name in names
+    }
+    differing = {n: each for n, each in values.items() if any(set(one) != set(each[0]) for one in each)}
+    within = tuple(n for n, each in values.items() if n not in differing and len(each[0]) > 1)
+    settings = {each for name, each in differing.items() if name.startswith("config.")}
+    shown = {n: e for n, e in differing.items() if not (n.startswith(_AGAIN) and e in settings)}
+    return (
+        {name: shown[name] for name in sorted(shown, key=_order)},
+        within,
+        len(names) - len(differing) - len(within),
+    )
+
+
+def _order(name: str) -> int:
+    if name in _RESULTS:
+        return len(_FIRST) + 1
+    return next((place for place, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
+
+
+def _row(tag: str, groups: Sequence[Sequence[Mapping[str, Curve]]], value: float | None) -> Row:
+    best = direction_of(tag)
+    # A group has the curves of its runs that have the tag; those without are named in `only` or by the gate.
+    found = [[one[tag] for one in group if tag in one and one[tag].steps.size] for group in groups]
+    means = [mean_of(curves) if curves else None for curves in found]
+    if value is None and best is not None:
+        value = _common_value([smoothed(mean) for mean in means if mean is not None], best)
+    return Row(
+        best,
+        value,
+        tuple(
+            _standing(curves, mean, means[0] if place else None, best, value) if mean is not None else None
+            for place, (curves, mean) in enumerate(zip(found, means, strict=True))
+        ),
+    )
+
+
+def _common_value(curves: Sequence[Array], best: str) -> float | None:
+    """The best value that all curves come to, those without a finite value aside."""
+    finite = [one for curve in curves if (one := curve[np.isfinite(curve)]).size]
+    if best == "min":
+        return max((float(one.min()) for one in finite), default=None)
+    return min((float(one.max()) for one in finite), default=None)
+
+
+def _standing(
+    curves: Sequence[Curve], mean: Curve, first: Curve | None, best: str | None, value: float | None
+) -> Standing:
+    places = [best_of(curve, best) if best else None for curve in curves]
+    bests = [(c.values[p], float(c.steps[p])) for c, p in zip(curves, places, strict=True) if p is not None]
+    all_have = len(bests) == len(curves)
+    at = reached(mean, value, best) if best and value is not None else None
+    return Standing(
+        last=float(np.mean([curve.values[-1] for curve in curves])),
+        best=float(np.mean([one for one, _ in bests])) if all_have else None,
+        best_step=float(np.mean([step for _, step in bests])) if all_have else None,
+        reached_step=None if at is None else int(mean.steps[at]),
+        reached_s=None if at is None else float(mean.seconds[at]),
+        parting=None if first is None else where_they_part(first, mean),
+    )
+
+
+def _is_reported(tag: str, row: Row) -> bool:
+    partings = [one.parting for one in row.standings if one is not None and one.parting is not None]
+    return bool(partings) and any(is_reported(tag, one) for one in partings)
+
+
 def text_of(found: Comparison, *, width: int) -> str:
-    """Two tables, in lines of at most `width` characters."""
-    names = [printable(path) for path in found.paths]
+    """What differs, the curves and the gate, in lines of at most `width` characters."""
+    names = [printable(group.name) for group in found.groups]
+    sizes = [f" ({len(group.paths)} runs)" if len(group.paths) > 1 else "" for group in found.groups]
+    labels = [f"{name}{size}" for name, size in zip(names, sizes, strict=True)]
     lines = []
-    rows = [(printable(name), *map(fact_text, pair)) for name, pair in found.differing.items()]
-    verdicts = [("verdicts", *map(_verdicts, found.verdicts))] if any(found.verdicts) else []
-    if rows or verdicts:
-        lines += [*wrapped_rows([("", *names), *rows[:_SHOWN], *verdicts], width=width), *_more(len(rows))]
-    lines += [f"equal: {numbered(found.equal, 'fact')} of config, code and data", ""]
-    rows = [(cut(printable(tag), 40), *_parting(one)) for tag, one in found.curves.items()]
+    rows = [(printable(name), *map(_values, each)) for name, each in found.differing.items()]
+    if any(group.verdicts for group in found.groups):
+        rows = [
+            *rows[:_SHOWN],
+            ("verdicts", *(_verdicts(group.verdicts) for group in found.groups)),
+            *rows[_SHOWN:],
+        ]
     if rows:
-        head = ("curve", "differ from", "apart from", "steps of both", "last: first run", "second run")
-        lines += [*aligned([head, *rows[:_SHOWN]], right=range(1, 6), width=width), *_more(len(rows))]
-        lines += paragraph(MEANING, width, indent="    ")
-    else:
-        lines.append("no curve is in both runs")
-    for name, tags in zip(names, found.only, strict=True):
-        if tags:
-            lines.append(
-                cut(f"only in {shortened(name, width // 3)}: {', '.join(map(printable, tags))}", width)
-            )
-    for name, problems in zip(names, found.problems, strict=True):
-        for line in problems[:3]:
+        lines += _facts(labels, rows[: _SHOWN + 1], width)
+        lines += _more(len(rows) - _SHOWN - 1)
+    if found.within:
+        lines.append(cut(f"differ within each group alike: {', '.join(map(printable, found.within))}", width))
+    lines += [f"equal: {numbered(found.equal, 'fact')} of config, code and data", ""]
+    lines += _curves(found.curves, labels, width)
+    for some in dict.fromkeys(found.only.values()):
+        tags = [printable(tag) for tag, having in found.only.items() if having == some]
+        of = shortened(", ".join(map(printable, some)), max(24, width // 3))
+        lines.append(cut(f"only in {of}: {', '.join(tags)}", width))
+    for name, group in zip(names, found.groups, strict=True):
+        for line in group.problems[:3]:
             text = f"problem in {shortened(name, width // 3)}: {printable(line)}"
             lines += paragraph(text, width, indent="    ")
+        lines += _more(len(group.problems) - 3)
+    for decision in found.decisions:
+        lines += ["", *gate.text_of(decision, width=width)]
     return "\n".join(lines)
 
 
-def _by_step(steps: Array, values: Array) -> tuple[Array, Array]:
-    # The order is stable, so that the last of equal steps is the one that was recorded last.
-    order = np.argsort(steps, kind="stable")
-    last = order[np.append(np.diff(steps[order]) != 0, True)] if steps.size else order
-    return steps[last], values[last]
+def _facts(labels: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """A table; where it has too many columns for the width, the groups are listed by value."""
+    if len(labels) * 12 < width - width // 3:
+        return wrapped_rows([("", *labels), *rows], width=width)
+    lines = []
+    for name, *texts in rows:
+        groups = {
+            text: [one for one, own in zip(labels, texts, strict=True) if own == text] for text in texts
+        }
+        lines += paragraph(
+            f"{name}: " + "; ".join(f"{t} ({', '.join(which)})" for t, which in groups.items()), width
+        )
+    return lines
 
 
-def _usual_change(values: Array) -> float:
-    with np.errstate(invalid="ignore"):
-        changes = np.abs(np.diff(values))
-    changes = changes[np.isfinite(changes)]
-    return float(np.median(changes)) if changes.size else 0.0
+def _curves(curves: Mapping[str, Row], labels: Sequence[str], width: int) -> list[str]:
+    """A table with a line for each group of each curve; the user's own curves, or else all."""
+    if not curves:
+        return ["no curve is in the first run and in another"]
+    shown = [tag for tag in curves if not is_own(tag)] or [*curves]
+    shown = shown[: max(3, _ROWS // (len(labels) + 1))]
+    cells = [_cells(own) for tag in shown for own in curves[tag].standings]
+    # The name gets the room that the other columns leave.
+    sizes = [max(map(len, column)) for column in zip(_HEAD, *cells, strict=True)]
+    room = max(12, width - sum(sizes) - 2 * len(sizes))
+    named = [(shortened(f"  {label}", room), *own) for label, own in zip(cycle(labels), cells, strict=False)]
+    head, *table = aligned([("", *_HEAD), *named], right=range(1, 7), width=width)
+    lines = [head]
+    for place, tag in enumerate(shown):
+        one = curves[tag]
+        word = {"min": "lower is better", "max": "higher is better", None: "better: unknown"}[one.best]
+        value = "" if one.value is None else f", to reach: {one.value:.4g}"
+        lines.append(cut(f"{printable(tag)} ({word}{value})", width))
+        lines += table[place * len(labels) : (place + 1) * len(labels)]
+    return [*lines, *_more(len(curves) - len(shown)), *paragraph(_MEANING, width, indent="    ")]
+
+
+def _cells(one: Standing | None) -> tuple[str, ...]:
+    if one is None:
+        return ("-",) * len(_HEAD)
+    parting = one.parting or Parting(0, None, None, None)
+    return (
+        *("-" if value is None else f"{value:.4g}" for value in (one.last, one.best)),
+        "-" if one.reached_step is None else f"{one.reached_step:,}",
+        "-" if one.reached_s is None else duration(max(0.0, one.reached_s)),
+        "-" if parting.between is None else f"{parting.between:+.3g}",
+        "-" if parting.parts_at is None else f"{parting.parts_at:,}",
+    )
+
+
+def _values(values: Sequence[Fact]) -> str:
+    """The values of a fact in a group: one, or how many and between which."""
+    if len(values) == 1:
+        return fact_text(values[0])
+    numbers = [one for one in values if isinstance(one, (int, float)) and not isinstance(one, bool)]
+    ends = (min(numbers), max(numbers)) if len(numbers) == len(values) else (values[0], values[-1])
+    return f"{len(values)} values, {fact_text(ends[0])} to {fact_text(ends[1])}"
 
 
 def _verdicts(reported: tuple[str, ...]) -> str:
@@ -190,13 +452,5 @@ def _verdicts(reported: tuple[str, ...]) -> str:
     return "; ".join([*reported[:_VERDICTS], *more]) or "none"
 
 
-def _parting(one: Parting) -> tuple[str, ...]:
-    if one.last is None:
-        return ("-", "-", "0", "-", "-")
-    first = "same" if one.first_difference is None else f"step {one.first_difference:,}"
-    apart = "-" if one.parts_at is None else f"step {one.parts_at:,}"
-    return (first, apart, f"{one.common:,}", *(f"{value:.5g}" for value in one.last))
-
-
 def _more(count: int) -> list[str]:
-    return [f"  and {count - _SHOWN} more: --json"] if count > _SHOWN else []
+    return [f"  and {count} more: --json"] if count > 0 else []

@@ -200,6 +200,10 @@ class ScalarTable(Table):
             raise InvalidValueError("curves must be of one rank; read them with rank=0 or rank='merged'")
         return {piece.tag: (piece.steps, piece.values) for piece in self._pieces}
 
+    def wall_times(self) -> dict[str, Array]:
+        """Tag -> the wall times float64 (n,) of its curve, see `curves`; in seconds since the epoch."""
+        return {piece.tag: piece.wall_times for piece in self._pieces}
+
     def matrix(self, tag: str | None = None) -> tuple[Array, Array, Array]:
         """One tag as steps int64 (S,), ranks int32 (R,) and values float32 (S, R), NaN where nothing is.
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.errors import InvalidValueError
-from distsummary.runs.compare import MEANING, curves_of, is_reported, verdicts_of, where_they_part
+from distsummary.runs.compare import MEANING, curves_of, is_reported, names_of, verdicts_of
+from distsummary.runs.curves import Curve, where_they_part
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.view.packing import plain
-from distsummary.view.reduce import Array, line_of
+from distsummary.view.reduce import line_of
 
 MOST = 8  # other runs
 _POINTS = 36_000  # of all curves together
@@ -68,11 +69,11 @@ def comparison(
             {
                 "name": name, "path": os.fspath(path), "state": one.state, "ranks": len(one.ranks),
                 "level": wrong.level, "findings": len(wrong.verdicts),
-                "steps": span(one, (int(steps[0]) for steps, _ in of_run.values() if steps.size)),
+                "steps": span(one, (int(one.steps[0]) for one in of_run.values() if one.steps.size)),
                 "source": source, "verdicts": verdicts_of(one), "problems": list(one.problems),
             }
             for name, path, one, source, of_run, wrong in zip(
-                _names(paths), paths, runs, sources, curves, map(findings, runs), strict=True
+                names_of(paths), paths, runs, sources, curves, map(findings, runs), strict=True
             )
         ],
         "differing": [[name, [of_run.get(name) for of_run in known]] for name in differing],
@@ -96,29 +97,20 @@ def span(run: RecordedRun, first_steps: Iterable[int]) -> list[int] | None:
     return [min(first_steps, default=0) if first == 0 else first, last]
 
 
-def _tag(tag: str, curves: Sequence[Mapping[str, tuple[Array, Array]]], columns: int) -> dict[str, Any]:
+def _tag(tag: str, curves: Sequence[Mapping[str, Curve]], columns: int) -> dict[str, Any]:
     """The curves of a tag, and how those of the other runs part from the first."""
     first, *others = (of_run.get(tag) for of_run in curves)
     return {
         "tag": tag,
-        "lines": [line_of(*curve, columns) if curve else None for curve in (first, *others)],
+        "lines": [
+            line_of(curve.steps, curve.values, columns) if curve else None for curve in (first, *others)
+        ],
         "partings": [_parting(tag, first, curve) if first and curve else None for curve in others],
     }
 
 
-def _parting(tag: str, first: tuple[Array, Array], curve: tuple[Array, Array]) -> dict[str, Any]:
+def _parting(tag: str, first: Curve, curve: Curve) -> dict[str, Any]:
     """How a curve parts from the first, and whether that is worth a row."""
-    parting = where_they_part(*first, *curve)
+    parting = where_they_part(first, curve)
     found: dict[str, Any] = plain(parting) | {"is_reported": is_reported(tag, parting)}
     return found
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as make each unlike the others."""
-    parts = [path.parts for path in paths]
-    longest = max(map(len, parts))
-    for count in range(1, longest + 1):
-        names = ["/".join(one[-count:]) for one in parts]
-        if len(set(names)) == len(names):
-            break
-    return names

@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from distsummary.format.norms import ParameterNorms, ParameterTable
 from distsummary.format.records import MINDSPORE, Value
 from distsummary.rundir.rank_facts import RankFacts, write_facts
 from distsummary.rundir.run_dir import RunDir
-from distsummary.runs.compare import compare, text_of, where_they_part
 from distsummary.runs.show import overview
 from distsummary.runs.show import text_of as show_text
 from tests.unit.collect.doubles import Model
@@ -135,96 +133,6 @@ def test_a_seed_that_most_ranks_of_each_run_have_is_a_fact_of_the_run(runs, caps
     assert "seed numpy" not in out  # each rank has its own
     assert "tf32" not in out  # the same in both
     assert "version torch" not in out
-
-
-def test_what_differs_between_two_runs_and_where_their_curves_part(runs, capsys):
-    assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert ["config.opt.lr", "0.5", "0.25"] in [line.split() for line in lines]
-    [loss] = [line.split() for line in lines if line.startswith("loss ")]
-    assert loss == ["loss", "step", "6", "step", "6", "10", "0.6", "8.6"]
-    assert any(line.startswith("only in ") and "only_b" in line for line in lines)
-    assert main(["compare", str(runs / "a"), str(runs / "a"), "--json"]) == 0
-    reported = json.loads(capsys.readouterr().out)
-    assert reported["differing"] == {}
-    assert {one["first_difference"] for one in reported["curves"].values()} == {None}
-
-
-def part(a, b, steps=None, other=None):
-    a, b = np.array(a, np.float32), np.array(b, np.float32)
-    return where_they_part(
-        np.arange(a.size) if steps is None else np.array(steps), a,
-        np.arange(b.size) if other is None else np.array(other), b,
-    )  # fmt: skip
-
-
-def test_curves_part_where_they_stay_apart():
-    noise = np.array([0, 1] * 10)
-    assert part(noise, noise)[:3] == (20, None, None)
-    assert part(noise, 1 - noise)[:3] == (20, 0, None)  # no further apart than they jump
-    assert part(noise, noise + 9 * (np.arange(20) >= 12))[:3] == (20, 12, 12)
-    assert part(noise, noise + 9 * (np.arange(20) == 12))[:3] == (20, 12, None)  # together again
-    assert part([1, 1, 1], [1, np.nan, np.nan])[:3] == (3, 1, 1)
-    assert part([np.nan, np.inf], [np.nan, np.inf])[:3] == (2, None, None)
-    assert part([1, 2, 3], [9, 2, 3], steps=[0, 2, 4], other=[1, 2, 4])[:3] == (2, None, None)
-    assert part([1, 7], [7], steps=[3, 3], other=[3])[:2] == (1, None)  # the last of a step counts
-    assert part([1], [1], steps=[1], other=[2]) == (0, None, None, None)
-    assert part([], [1]).common == 0
-
-
-def test_noise_hides_neither_that_curves_part_nor_where():
-    random = np.random.default_rng(5)
-    steps = np.arange(1200)
-    slow = random.normal(4, 0.2, 1200) + 1.5 * (steps >= 500) + 40 * (random.random(1200) < 0.02)
-    fast = random.normal(4, 0.2, 1200)
-    fast[-3:] = slow[-3:]  # the last samples alone say nothing
-    assert abs(part(slow, fast).parts_at - 500) < 12
-    assert abs(part(fast, slow).parts_at - 500) < 12
-    assert part(fast, random.normal(4.1, 0.2, 1200)).parts_at is None
-    smooth = np.exp(-steps / 300)
-    assert part(smooth, smooth + 0.02 * (steps >= 700))[1:3] == (700, 700)  # equal bits until then
-    grown = part(smooth, smooth + 1e-4 * np.maximum(0, steps - 600))
-    assert grown.first_difference == 601
-    assert 605 < grown.parts_at < 625  # the difference is then as large as three steps of the curve
-    ended = part(fast, np.where(steps >= 300, np.nan, fast))
-    assert ended[1:3] == (300, 300)
-    assert part(-fast, np.where(steps >= 300, -np.inf, -fast))[1:3] == (300, 300)
-    assert part([0.91], [0.92])[:3] == (1, 0, None)
-
-
-def test_what_differs_is_readable_whole_and_verdicts_and_reasons_too(tmp_path, capsys):
-    command = "/data/" + "a_long_way/" * 20 + "train.py --name {} " + "--more " * 20
-    for name in "ab":
-        with ds.init(
-            tmp_path / name, config={"call": command.format(name)}, rank=0, world_size=1, quiet=True
-        ) as run:
-            for _ in run.steps(range(3)):
-                run.log(loss=1.0)
-        alerts = [
-            Value("scalar", "zz_alerts/rank", 3.0),
-            Value("scalar", "zz_system/node/cpu_percent", 1.0 + (name == "b")),
-        ]
-        record(tmp_path / name, steps=[3], values=lambda step, rank, alerts=alerts: alerts)
-    found = compare(ds.open_run(tmp_path / "a"), ds.open_run(tmp_path / "b"))
-    assert not {"zz_alerts/rank", "zz_system/node/cpu_percent"} & {*found.curves}
-    slow = ("rank 3: forward, from step 502 on",)
-    for width in (60, 120):
-        path = "/a/" + "b" * 200
-        problems = (f"{path}: a CRC is wrong",), ()
-        text = text_of(replace(found, verdicts=(slow, ()), problems=problems), width=width)
-        lines = text.splitlines()
-        assert max(len(line) for line in lines if path not in line) <= width
-        assert path in text
-        assert "..." not in "".join(lines[: lines.index("")])
-        [at] = [number for number, line in enumerate(lines) if line.startswith("config.call")]
-        left = "".join(
-            line[: width // 2 + 6].removeprefix("config.call") for line in lines[at : lines.index("")]
-        )
-        assert "".join(left.split()).startswith("/data/a_long_way/")
-        assert "rank 3: forward" in text
-        assert "none" in text
-        assert "a CRC is wrong" in " ".join(text.split())
-        assert "apart from: the first step" in text
 
 
 def test_scalars_are_exported_and_read_back(runs, tmp_path, capsys, monkeypatch):
