@@ -30,7 +30,7 @@ from distsummary.runs.curves import (
     where_they_part,
 )
 from distsummary.runs.facts import Fact, facts
-from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun
+from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, definitions_of
 from distsummary.runs.show import fact_text, interest, leading_scalars, verdict_text
 
 MOST = 20  # groups
@@ -148,7 +148,11 @@ def compare(
         check_recorded(asked, known, "scalars")
     of_groups = [[curves[run.path] for run in group] for group in groups]
     wanted = sorted(known if tags is None else tags, key=interest)
-    rows = {tag: _row(tag, of_groups, (values or {}).get(tag)) for tag in wanted}
+    defined = [definitions_of(run) for run in runs]
+    rows = {}
+    for tag in wanted:
+        best = next(filter(None, (one.of(tag).best for one in defined)), None) or direction_of(tag)
+        rows[tag] = _row(tag, of_groups, best, (values or {}).get(tag))
     differing, within, equal = _differences([[facts(run) for run in group] for group in groups])
     labels = run_names(runs)
     decisions = []
@@ -307,8 +311,9 @@ def _order(name: str) -> int:
     return next((place for place, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
 
 
-def _row(tag: str, groups: Sequence[Sequence[Mapping[str, Curve]]], value: float | None) -> Row:
-    best = direction_of(tag)
+def _row(
+    tag: str, groups: Sequence[Sequence[Mapping[str, Curve]]], best: str | None, value: float | None
+) -> Row:
     # A group has the curves of its runs that have the tag; those without are named in `only` or by the gate.
     found = [[one[tag] for one in group if tag in one and one[tag].steps.size] for group in groups]
     means = [mean_of(curves) if curves else None for curves in found]

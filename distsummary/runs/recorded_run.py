@@ -38,6 +38,7 @@ from distsummary.events.newest import newest_loss
 from distsummary.events.reader import Damage, read_file, read_lineage
 from distsummary.events.recorded import EventPlace
 from distsummary.events.segments import all_event_files, landscape_files
+from distsummary.format.definitions import Definitions
 from distsummary.format.json_values import fields
 from distsummary.format.lineage import Lineage, custom_values, lineage_values
 from distsummary.format.pb.mindspore_anf_ir_pb2 import GraphProto
@@ -724,6 +725,13 @@ def findings(run: RecordedRun) -> Found:
     # What cannot be read may be anything.
     level = worst_level(found) or (WARNING if run._problems["verdicts"] else "")
     return Found(found, level, "; ".join(filter(None, said)))
+
+
+def definitions_of(run: RecordedRun) -> Definitions:
+    """What run.json says of tags, such as which direction is better."""
+    with noting(run._problems.setdefault("run.json", {})):
+        return Definitions(run._run_dir.read_manifest().get("define", {}))
+    return Definitions({})
 
 
 def planned_steps(run: RecordedRun) -> int | None:

@@ -61,6 +61,15 @@ def test_groups_are_compared_and_a_condition_decides_the_exit_code(sweep, capsys
     assert main(["compare", *both]) == 0
 
 
+def test_which_direction_is_better_is_what_was_defined(tmp_path):
+    runs = [[ds.open_run(train(tmp_path / n, define={"l*": {"best": "max"}}, steps=9))] for n in "ab"]
+    found = compare(runs).curves
+    assert {tag: row.best for tag, row in found.items() if tag[:2] != "zz"} == {
+        "loss": "max", "lr": "max", "eval/accuracy": "max"
+    }  # fmt: skip
+    assert found["loss"].standings[0].best_step == 1
+
+
 def test_one_that_learns_faster_differs_although_both_end_together(tmp_path, capsys):
     slow, fast = (train(tmp_path / f"{rate}", lr=rate, steps=200) for rate in (0.05, 0.4))
     assert main(["compare", str(slow), str(fast), "--reach", "loss=0.5", "--json"]) == 0
