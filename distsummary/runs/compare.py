@@ -23,7 +23,6 @@ from distsummary.runs.curves import (
     Parting,
     best_of,
     curve_of,
-    direction_of,
     mean_of,
     reached,
     smoothed,
@@ -31,6 +30,7 @@ from distsummary.runs.curves import (
 )
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, definitions_of
+from distsummary.runs.run_metrics import better
 from distsummary.runs.show import fact_text, interest, leading_scalars, verdict_text
 
 MOST = 20  # groups
@@ -151,8 +151,8 @@ def compare(
     defined = [definitions_of(run) for run in runs]
     rows = {}
     for tag in wanted:
-        best = next(filter(None, (one.of(tag).best for one in defined)), None) or direction_of(tag)
-        rows[tag] = _row(tag, of_groups, best, (values or {}).get(tag))
+        best = next(filter(None, (one.of(tag).best for one in defined)), None) or better(tag)
+        rows[tag] = _row(tag, of_groups, best or None, (values or {}).get(tag))
     differing, within, equal = _differences([[facts(run) for run in group] for group in groups])
     labels = run_names(runs)
     decisions = []

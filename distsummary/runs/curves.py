@@ -1,25 +1,15 @@
 """Curves of runs next to each other: where two part, what lies between them, when one reaches a value."""
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.own_tags import OWN
-
 APART = 3.0  # times their own change from step to step; curves that are so far apart have parted
 _SHARE, _LEAST = 50, 10  # the end of two curves: the last 2 % of their common steps, or 10 if that is more
 _SMOOTH = 100  # a curve reaches a value with the mean over this part of its points
-# The last words of tags whose direction is clear.
-_LOW = re.compile(r"loss|error|err|perplexity|ppl|nll|mse|rmse|mae|wer|cer|fid|ms|seconds", re.IGNORECASE)
-_HIGH = re.compile(
-    r"acc|accuracy|top\d|f1|auc|auroc|map|iou|miou|dice|precision|recall|bleu|rouge|psnr|ssim|r2|reward|return"
-    r"|score|per_s|per_second",
-    re.IGNORECASE,
-)
 
 Array = NDArray[Any]
 
@@ -74,15 +64,6 @@ def mean_of(curves: Sequence[Curve]) -> Curve:
         for column in (1, 2)
     )
     return Curve(steps, values, seconds)
-
-
-def direction_of(tag: str) -> str | None:
-    """Which values of a tag are better by its name, "min" or "max"; None if it says nothing."""
-    name = tag.removeprefix(OWN).removesuffix("/auto").rpartition("/")[2]
-    words = [name, *re.split(r"[^A-Za-z0-9]+", name)[-1:], *re.findall(r"per_s\w*$", name)]
-    if any(_HIGH.fullmatch(word) for word in words):
-        return "max"
-    return "min" if any(_LOW.fullmatch(word) for word in words) else None
 
 
 def best_of(curve: Curve, best: str) -> int | None:

@@ -1,22 +1,25 @@
 """What of a curve stands in a table of runs: its last and best value, and a small curve of few points."""
 
 import re
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.format.definitions import Definitions
 from distsummary.runs.show import is_loss
 
 SPARK = 32  # points of a small curve
 BETTER = ("min", "max")
-_LOW = ("loss", "error", "err", "perplexity", "ppl", "mae", "mse", "rmse", "nll", "wer", "cer", "fid")
+_LOW = (
+    "loss", "error", "err", "perplexity", "ppl", "mae", "mse", "rmse", "nll", "wer", "cer", "fid",
+    "ms", "seconds",
+)  # fmt: skip
 _HIGH = (
     "acc", "accuracy", "f1", "auc", "auroc", "precision", "recall", "iou", "miou", "map", "bleu", "rouge",
-    "r2", "reward", "score", "psnr", "ssim", "dice",
+    "r2", "reward", "score", "psnr", "ssim", "dice", "top1", "top5",
 )  # fmt: skip
+_RATE = re.compile(r"per_(s|sec|second)$")
 _NEITHER = ("scale", "weight", "coef", "lr")  # a loss scale is no loss
 _WORD = re.compile(r"[A-Z]?[a-z]+\d?(?![a-z\d])|[A-Z]+\d?(?![a-z\d])|[A-Z]?[a-z]+")
 
@@ -62,16 +65,17 @@ def _shortest(value: np.floating[Any]) -> float:
     return float(str(value))
 
 
-def better(tag: str, define: Mapping[str, Any] | None = None) -> str:
+def better(tag: str, defined: Definitions | None = None) -> str:
     """Which of two values of a tag is better, "min" or "max"; empty if that is unknown.
 
     Args:
-        define: "define" of run.json, globs of tags -> what was said of them; of several that fit, the last
-            one counts. Without, names that hold a word such as loss or accuracy have a direction.
+        defined: what run.json says. Where it says nothing, names that hold a word such as loss or accuracy
+            have a direction, and of seconds and milliseconds fewer are better.
     """
-    for pattern, given in [*(define or {}).items()][::-1]:
-        if fnmatchcase(tag, pattern) and isinstance(given, Mapping) and given.get("best") in BETTER:
-            return str(given["best"])
+    if defined is not None and (best := defined.of(tag).best):
+        return best
+    if _RATE.search(tag):
+        return "max"
     if is_loss(tag):
         return "min"
     name = tag.rpartition("/")[2] or tag

@@ -14,6 +14,7 @@ from distsummary.diagnosis.verdict import CAUSES, WARNING
 from distsummary.errors import DistSummaryError
 from distsummary.events.newest import newest_events
 from distsummary.events.segments import all_event_files, stamp_of
+from distsummary.format.definitions import Definitions
 from distsummary.format.own_tags import is_own
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import MANIFEST, RunDir
@@ -195,7 +196,7 @@ def _of_records(row: RunRow, place: Path) -> RunRow:
 
 def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunRow:
     run_dir = RunDir(place)
-    goodput, define, state = None, None, None
+    goodput, defined, state = None, None, None
     if row.state == NO_MANIFEST:
         events = newest_events(place)
         ends = [one.wall_time for one in events] or [one.stat().st_mtime for one in all_event_files(place)]
@@ -208,7 +209,7 @@ def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunR
         )
     else:
         state = read_status(place, now=now, reads_events=False).run
-        define = run_dir.read_manifest().get("define")
+        defined = Definitions(run_dir.read_manifest().get("define", {}))
     role = state.newest.role if state and state.newest else "train"
     files = RankFiles(run_dir, role, uses_index=uses_index)
 
@@ -227,7 +228,7 @@ def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunR
         return replace(
             row,
             metrics={
-                tag: metric_of(*curve, better(tag, define)) for tag, curve in curves.items() if curve[1].size
+                tag: metric_of(*curve, better(tag, defined)) for tag, curve in curves.items() if curve[1].size
             },
             spark=next((spark_of(values) for tag, (_, values) in curves.items() if is_loss(tag)), ()),
             left_out=row.left_out + max(0, len(tags) - MOST_TAGS),

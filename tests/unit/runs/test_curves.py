@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distsummary.runs.curves import best_of, curve_of, direction_of, mean_of, reached, where_they_part
+from distsummary.runs.curves import best_of, curve_of, mean_of, reached, where_they_part
 
 
 def part(a, b, steps=None, other=None):
@@ -86,15 +86,3 @@ def test_the_mean_of_curves_is_of_the_steps_that_all_have():
     assert mean.steps.tolist() == [2, 3]
     assert mean.values.tolist() == pytest.approx([8 / 3, 10 / 3])
     assert mean_of([curve([1], [1]), curve([1], [2])]).steps.size == 0
-
-
-@pytest.mark.parametrize(
-    ("best", "tags"),
-    [
-        ("min", ["loss", "train/loss", "loss/auto", "zz_perf/step_ms", "eval_loss", "val/perplexity", "WER"]),
-        ("max", ["accuracy", "eval/acc", "val_f1", "throughput/samples_per_s", "mAP", "top5"]),
-        (None, ["lr", "epoch", "learning_rate/auto", "blossom", "terms", "x"]),
-    ],
-)
-def test_which_direction_is_better_follows_from_the_name_where_it_is_clear(best, tags):
-    assert {tag: direction_of(tag) for tag in tags} == dict.fromkeys(tags, best)

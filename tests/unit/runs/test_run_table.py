@@ -13,6 +13,7 @@ import pytest
 import distsummary as ds
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import InvalidValueError, MissingFileError
+from distsummary.format.definitions import Definitions
 from distsummary.format.json_values import plain
 from distsummary.rundir.rank_manifest import RANK_MANIFEST
 from distsummary.runs import run_rows
@@ -261,8 +262,11 @@ def test_runs_are_filtered_and_sorted_the_best_first(tmp_path):
 @pytest.mark.parametrize(
     ("tags", "direction"),
     [
-        ("loss train/loss eval/loss_mean val_error perplexity MSE rmse", "min"),
-        ("eval/accuracy val_acc top1_acc acc5 f1 AUC mIoU eval/BinaryAccuracy reward", "max"),
+        ("loss train/loss eval/loss_mean val_error perplexity MSE rmse WER zz_perf/step_ms loss/auto", "min"),
+        (
+            "eval/accuracy val_acc top1_acc acc5 f1 AUC mIoU eval/BinaryAccuracy reward top5 samples_per_s",
+            "max",
+        ),
         ("lr loss_scale loss_weight tokens accumulate step mapping", ""),
     ],
 )
@@ -271,9 +275,9 @@ def test_what_is_better_follows_from_the_words_of_a_name(tags, direction):
 
 
 def test_what_is_better_is_as_defined():
-    define = {"tokens": {"best": "max"}, "eval/*": {"best": "min"}, "x": {"unit": "s"}, "y": None}
-    tags = ("tokens", "eval/accuracy", "x", "y", "train/loss")
-    assert [better(tag, define) for tag in tags] == ["max", "min", "", "", "min"]
+    define = {"tokens": {"best": "max"}, "eval/*": {"best": "min"}, "x": {"unit": "s"}}
+    tags = ("tokens", "eval/accuracy", "x", "train/loss")
+    assert [better(tag, Definitions(define)) for tag in tags] == ["max", "min", "", "min"]
 
 
 def test_of_a_run_that_did_not_change_nothing_is_read_again(tmp_path, monkeypatch):
