@@ -227,7 +227,7 @@ def init(
 
         # Refused now, and not by the merge after the training.
         refuse_foreign_files(merged)
-    joined = coordinator(directory, topology, aggregate=aggregate)
+    joined = coordinator(directory, topology, aggregate=aggregate, ship_bytes=settings.record.ship_bytes)
     collector = CollectorCallback(
         directory,
         settings,

@@ -72,10 +72,19 @@ class AggregatorClient:
         run_dir: the run.
         register_s: seconds after which a rank continues without the aggregator's answer.
         merge_s: how long the last rank's `finish` and `evaluated` wait for the merged run.
+        ship_bytes: see `collect.record_options.Record`.
     """
 
-    def __init__(self, run_dir: RunDir, *, register_s: float = REGISTER_S, merge_s: float = MERGE_S) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        *,
+        register_s: float = REGISTER_S,
+        merge_s: float = MERGE_S,
+        ship_bytes: int = 1 << 30,
+    ) -> None:
         self._run_dir, self._register_s, self._merge_s = run_dir, register_s, merge_s
+        self._ship_bytes = ship_bytes
         self._local = LocalCoordinator(run_dir, partial(first_free_attempt, run_dir))
         self._ray = RayConnection()
         self._handle = start_aggregator(run_dir)
@@ -95,7 +104,7 @@ class AggregatorClient:
         refuse_other_version(self._run_dir, registration)
         if self._run_dir.is_away:
             self._local.ahead_s = registration.now - (began + time.time()) / 2
-            self._ship = ShipClient(self._run_dir, self._ray)
+            self._ship = ShipClient(self._run_dir, self._ray, self._ship_bytes)
             self._ship.enter(topology, registration.attempt, self._register_s)
         else:
             refuse_unshared(self._run_dir, registration)
@@ -144,7 +153,7 @@ class AggregatorClient:
     def evaluated(self, topology: Topology, attempt: int) -> None:
         """Report an evaluation; the call of the last rank returns only after the run is merged again."""
         if self._run_dir.is_away:
-            self._ship = self._ship or ShipClient(self._run_dir, self._ray)
+            self._ship = self._ship or ShipClient(self._run_dir, self._ray, self._ship_bytes)
             self._ship.enter(topology, attempt, self._merge_s)
             self._ship.leave(topology, self._merge_s)
         self._ask("evaluated", self._merge_s, topology, attempt)

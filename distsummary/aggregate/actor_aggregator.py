@@ -12,7 +12,7 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.rundir.attempts import note_fields
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
-from distsummary.storage.home import DirectoryHome, Entered, News, Seen
+from distsummary.storage.home import DirectoryHome, Entered, HostState, News, Seen
 from distsummary.storage.place import home_node
 from distsummary.storage.spool import Change
 
@@ -44,10 +44,12 @@ class _AggregatorActor(Aggregator):
         return self._home.enter(directory, attempt)
 
     @ray.method(concurrency_group=AWAY)  # type: ignore[untyped-decorator]  # of Ray
-    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(
+        self, host: HostState, held: Mapping[str, int], changes: Sequence[Change], seen: Seen
+    ) -> News:
         """See Home."""
         self.renew()
-        return self._home.exchange(held, changes, seen)
+        return self._home.exchange(host, held, changes, seen)
 
     @ray.method(concurrency_group=AWAY)  # type: ignore[untyped-decorator]  # of Ray
     def leave(self, directory: str) -> None:

@@ -17,7 +17,7 @@ from distsummary.base.failures import error_line
 from distsummary.base.processes import own_process
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
-from distsummary.storage.home import Entered, News, Seen
+from distsummary.storage.home import Entered, HostState, News, Seen
 from distsummary.storage.ship import Ship
 from distsummary.storage.spool import Change
 
@@ -39,9 +39,11 @@ class ActorHome:
         found: Entered = self._call("enter", directory, attempt)
         return found
 
-    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(
+        self, host: HostState, held: Mapping[str, int], changes: Sequence[Change], seen: Seen
+    ) -> News:
         """See Home."""
-        found: News = self._call("exchange", dict(held), [*changes], seen)
+        found: News = self._call("exchange", host, dict(held), [*changes], seen)
         return found
 
     def leave(self, directory: str) -> None:
@@ -76,11 +78,11 @@ class ShipClient:
     """Has the ship of this node send what a rank writes; one that was killed is started again.
 
     Args:
-        run_dir: the spool of this node. connection: to Ray.
+        run_dir: the spool of this node. connection: to Ray. bulk_bytes: see `Spool`.
     """
 
-    def __init__(self, run_dir: RunDir, connection: RayConnection) -> None:
-        self._run_dir, self._ray = run_dir, connection
+    def __init__(self, run_dir: RunDir, connection: RayConnection, bulk_bytes: int) -> None:
+        self._run_dir, self._ray, self._bulk_bytes = run_dir, connection, bulk_bytes
         self._handle: Any = None
         self._renewal: Any = None  # the last call of `renew`
 
@@ -110,7 +112,7 @@ class ShipClient:
     def _arguments(self, topology: Topology, attempt: int) -> tuple[Any, ...]:
         place = self._run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
         directory = "" if place == self._run_dir.base else place.name
-        return topology.session, own_process(), directory, attempt
+        return topology.session, own_process(), directory, attempt, self._bulk_bytes
 
     def _call(self, method: str, limit_s: float, *arguments: object) -> None:
         until = time.monotonic() + limit_s
@@ -133,8 +135,11 @@ class ShipClient:
             time.sleep(RETRY_S)
 
     def _start(self) -> Any:
-        node = ray.get_runtime_context().get_node_id()
-        name = actor_name(self._run_dir, "ship", node)
-        actor = ray.remote(max_concurrency=16)(_ShipActor)
-        started = start_on(node, False, actor, name=name, max_restarts=0)
-        return started.remote(str(self._run_dir.base), str(self._run_dir.home))
+        return start_ship(self._run_dir, ray.get_runtime_context().get_node_id())
+
+
+def start_ship(run_dir: RunDir, node: str) -> Any:
+    """The ship of a node for a run, started if there is none. `run_dir`: the spool on that node."""
+    actor = ray.remote(max_concurrency=16)(_ShipActor)
+    started = start_on(node, False, actor, name=actor_name(run_dir, "ship", node), max_restarts=0)
+    return started.remote(str(run_dir.base), str(run_dir.home))

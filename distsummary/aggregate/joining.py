@@ -9,20 +9,27 @@ from distsummary.rundir.topology import Topology
 
 
 def coordinator(
-    run_dir: RunDir, topology: Topology, *, aggregate: bool = True, waits_at_exit: bool = False
+    run_dir: RunDir,
+    topology: Topology,
+    *,
+    aggregate: bool = True,
+    waits_at_exit: bool = False,
+    ship_bytes: int = 1 << 30,
 ) -> Coordinator:
     """The coordinator of a rank.
 
     With `aggregate`, this is under Ray a client of the run's aggregator, elsewhere for several ranks one that
     starts the aggregator as a child process of rank 0; otherwise the ranks use only the manifest. A training
-    of one rank is judged in its own process. `waits_at_exit`: see `ProcessCoordinator`.
+    of one rank is judged in its own process.
+
+    `waits_at_exit`: see `ProcessCoordinator`. `ship_bytes`: see `Record`.
     """
     found: Coordinator = LocalCoordinator(run_dir, lambda role: first_free_attempt(run_dir, role))
     if aggregate and in_ray():
         # Imported only here, because it imports Ray.
         from distsummary.aggregate.actor import AggregatorClient
 
-        found = AggregatorClient(run_dir)
+        found = AggregatorClient(run_dir, ship_bytes=ship_bytes)
     elif aggregate and topology.world_size > 1:
         from distsummary.aggregate.process import ProcessCoordinator
 

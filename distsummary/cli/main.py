@@ -430,6 +430,22 @@ def watch(options: argparse.Namespace) -> int:
 
 
 @verb(
+    argument("run_dir", metavar="RUN_DIR", help="where the run is on the node that is its home"),
+    argument("--address", default="auto", help="the Ray cluster, as HOST:PORT (auto)"),
+    example="sync runs/a",
+)
+def sync(options: argparse.Namespace) -> Answer:
+    """Have the hosts of a cluster send what they still have of a run; exits with 1 if one cannot."""
+    from distsummary.launching.actor_sync import sync
+    from distsummary.launching.launcher import connected
+
+    with connected(1, {}, options.address):
+        found = [*sync(options.run_dir)]
+    text = "\n".join(one.as_text() for one in found) or "no host has anything that was not sent"
+    return Answer([one._asdict() for one in found], text, int(any(one.error for one in found)))
+
+
+@verb(
     argument("run_dir", nargs="?", metavar="RUN_DIR", help="where a run is to be, which need not exist yet"),
     argument(
         "--address", help="the Ray cluster, as HOST:PORT or auto (RAY_ADDRESS; without it this host alone)"

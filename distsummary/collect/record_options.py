@@ -55,6 +55,8 @@ class Record:
         overload: what happens when a rank gives more values than its writer can write. "wait": the loop is
             slowed down, scalars and lineage are never dropped while the writer makes progress. "drop": the
             values of whole steps are dropped and counted.
+        ship_bytes: where hosts share no directory, each sends at most so many bytes of checkpoints and
+            exported tensors to the home of the run, >= 0; the others stay on it, and `status` names them.
         raise_exception: raise WriteError, at the next step, for values that could not be recorded.
 
     Raises InvalidTypeError or InvalidValueError for bad arguments.
@@ -78,6 +80,7 @@ class Record:
     rotate_s: float | None = None
     delivery: str = WRITTEN
     overload: str = WAIT
+    ship_bytes: int = 1 << 30
     raise_exception: bool = False
 
     def __post_init__(self) -> None:
@@ -88,6 +91,7 @@ class Record:
             check_type(field, getattr(self, field), bool)
         most = {"low": 1, "optional": True}
         set_ints(self, max_histograms=most, tensor_freq=most)
+        set_ints(self, ship_bytes={"low": 0})
         if self.collect_landscape is not None:
             check_collect_landscape(self.collect_landscape)
         check_choice("deal", self.deal, DEALS)

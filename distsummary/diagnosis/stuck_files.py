@@ -114,7 +114,8 @@ def _report_of(
                 silent = replace(report, late_s=None, is_moving=False, is_cut_off=False, error=error)
     if rank.state == "running":
         stopped = is_stopped(rank.process)
-        silent = replace(silent, process=_PROCESSES.get(stopped, ""), is_stopped=bool(stopped))
+        process = _PROCESSES.get(stopped, rank.reason)
+        silent = replace(silent, process=process, is_stopped=bool(stopped))
     return silent
 
 

@@ -7,10 +7,11 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from filelock import FileLock, Timeout
 
@@ -37,6 +38,7 @@ TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0
 _LOOK_AGAIN_S = (0.02, 0.1)  # while another process makes a change that may be the one wanted
 PROBE_BYTES = 4096  # written and removed by `create`
+_HOST = ".host-"  # before the name of a host that does not see the run dir
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,7})", re.ASCII)
 _NUMBER = re.compile(r"0|[1-9]\d{0,5}", re.ASCII)
@@ -98,6 +100,37 @@ class RunDir:
     def manifest_path(self) -> Path:
         """`run.json`."""
         return self.base / MANIFEST
+
+    def mark_sent(self, host: str, kept: Iterable[str]) -> None:
+        """Note that a host that does not see the run dir sends something now.
+
+        `kept`: the paths of files of the run that stay on that host.
+        """
+        path, data = self._host_file(host), "\n".join(kept).encode()
+        with suppress(FileNotFoundError):
+            if path.stat().st_size == len(data):
+                os.utime(path)
+                return
+        publish(path, data)
+
+    def kept(self) -> dict[str, list[str]]:
+        """By the name of a host that does not see the run dir: the files of the run that stay there."""
+        found = {}
+        for path in sorted(self.base.glob(f"{_HOST}*")):
+            with suppress(OSError):
+                if lines := path.read_text(encoding="utf-8", errors="replace").splitlines():
+                    found[unquote(path.name.removeprefix(_HOST))] = lines
+        return found
+
+    def sent_at(self, host: str) -> float | None:
+        """When such a host last sent something, in seconds since the epoch; None if it never did."""
+        try:
+            return self._host_file(host).stat().st_mtime
+        except OSError:
+            return None
+
+    def _host_file(self, host: str) -> Path:
+        return self.base / f"{_HOST}{quote(host, safe='')[:200]}"
 
     @property
     def landscape_dir(self) -> Path:

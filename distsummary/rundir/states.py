@@ -15,7 +15,8 @@ follows from the silence of an aggregator, from an evaluation next to the traini
 
 import os
 import statistics
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from distsummary.rundir.consequences import follows_from_another
 from distsummary.rundir.deal import LongStep
 from distsummary.rundir.rank_manifest import RankEntries, read_ranks
 from distsummary.rundir.run_dir import Manifest, RunDir
-from distsummary.rundir.timeouts import SILENT_S
+from distsummary.rundir.timeouts import SILENT_S, UNREACHED_S
 
 LOST_S = SILENT_S
 NO_END = "it recorded no end"
@@ -64,6 +65,8 @@ class RankState:
         last_seen_s: seconds since the rank last reported anything.
         lost_since: of a lost rank, when it last reported anything, in seconds since the epoch; else None.
         error: what its training raised: the type and the message's first line.
+        unreached_since: if its host does not see the run dir and has sent nothing for UNREACHED_S: when it
+            last did, in seconds since the epoch; else None.
         reason: why it is lost, or what else is known about its end; of a superseded rank, what the later
             attempt hides.
         host, pid: its process. process: the same for `processes.is_alive`.
@@ -84,6 +87,7 @@ class RankState:
     wait_ms: float | None = None
     last_seen_s: float = 0.0
     lost_since: float | None = None
+    unreached_since: float | None = None
     error: str = ""
     reason: str = ""
     host: str = ""
@@ -160,7 +164,8 @@ def read_run(run_dir: RunDir | str | os.PathLike[str], *, now: float | None = No
         record[role, is_alone] = read_ranks(run, role, 1 if is_alone else 2)
     now = file_system_time(run.base) if now is None else now
     attempts = tuple(
-        _attempt(entry, entries, record[entry["role"], entry["world_size"] == 1], now) for entry in entries
+        _attempt(entry, entries, record[entry["role"], entry["world_size"] == 1], now, run.sent_at)
+        for entry in entries
     )
     deciding = newest_attempt(manifest) or newest_attempt(manifest, "eval")
     newest = attempts[entries.index(deciding)] if deciding else None
@@ -187,7 +192,11 @@ def is_over(attempt: AttemptState) -> bool:
 
 
 def _attempt(
-    entry: Manifest, entries: list[Manifest], record: Mapping[int, RankEntries], now: float
+    entry: Manifest,
+    entries: list[Manifest],
+    record: Mapping[int, RankEntries],
+    now: float,
+    sent_at: Callable[[str], float | None],
 ) -> AttemptState:
     later = [
         other for other in entries if other["role"] == entry["role"] and other["attempt"] > entry["attempt"]
@@ -207,7 +216,7 @@ def _attempt(
                 role=entry["role"], rank=rank, attempt=entry["attempt"], state="unknown", reason=one.error
             )
         else:
-            state = _rank(entry, found, one, death, is_replaced, now)
+            state = _rank(entry, found, one, death, is_replaced, now, sent_at)
             if state.state == "lost":
                 state = replace(state, reason=state.reason + _memory(held, rank))
         ranks.append(state)
@@ -278,6 +287,7 @@ def _rank(
     death: Mapping[str, Any],
     is_replaced: bool,
     now: float,
+    sent_at: Callable[[str], float | None],
 ) -> RankState:
     beat: Mapping[str, Any] = found["heartbeat"]
     is_newest = found is record.attempts[-1]
@@ -286,6 +296,7 @@ def _rank(
     last_seen = record.last_seen if is_newest else recorded
     last_seen_s = max(0.0, now - last_seen)
     state, reason = found["state"], str(death.get("reason", ""))
+    unreached = None
     # No rank reports its own death: the reader concludes it, from the surest sign to the weakest.
     if state == "running":
         if is_replaced or not is_newest:
@@ -295,8 +306,12 @@ def _rank(
             state = str(death.get("state", "lost"))
         elif is_alive(found) is False:
             state, reason = "lost", _gone(found)
-        elif last_seen_s > LOST_S:
-            state, reason = "lost", SILENT
+        else:
+            sent = sent_at(found["host"]) if last_seen_s > UNREACHED_S else None
+            unreached = sent if sent is not None and now - sent > UNREACHED_S else None
+            reason = "" if unreached is None else _unreached(found["host"], unreached)
+            if last_seen_s > LOST_S:
+                state, reason = "lost", reason or SILENT
     elif state in TRAINED:
         reason = str(found["health"].get("missing", ""))
     elif state == "unknown":
@@ -317,6 +332,7 @@ def _rank(
         wait_ms=beat.get("wait_ms"),
         last_seen_s=last_seen_s,
         lost_since=last_seen if state == "lost" else None,
+        unreached_since=unreached,
         error=str(found.get("error") or ""),
         reason=reason,
         host=found["host"],
@@ -340,6 +356,10 @@ def _memory(held: Mapping[int, float], rank: int) -> str:
 def is_silent(rank: RankState) -> bool:
     """Whether a rank is known to have died without reporting its end."""
     return rank.state == "lost" or (rank.state == "superseded" and rank.reason != NO_END)
+
+
+def _unreached(host: str, since: float) -> str:
+    return f"host {host} is not reached since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
 
 def _gone(found: Manifest) -> str:

@@ -4,6 +4,7 @@
 BEAT_S = 5.0  # between two heartbeats of a rank
 SILENT_S = 6 * BEAT_S  # a rank that was not seen for so long is taken for dead
 BEHIND_S = 3 * BEAT_S  # a rank that is missing the steps of more than this time is behind
+UNREACHED_S = 2 * BEAT_S  # a host that sent nothing for so long is not reached
 LAUNCHER_S = 90.0  # how long after the end of a rank its launcher may report why it died
 
 # How ranks join a run.

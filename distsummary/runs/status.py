@@ -42,6 +42,7 @@ class Status:
     `loss`: the newest one in the merged run or, before it is merged, in the files of rank 0.
     `unread`: why what was reported of the run is not all there; empty if it is.
     `unmerged`: ranks that have recorded more than the merged run has of them -> their last merged step.
+    `kept`: see `RunDir.kept`.
     """
 
     run: RunState
@@ -53,6 +54,7 @@ class Status:
     loss: float | None = None
     unread: str = ""
     unmerged: Mapping[int, int] = field(default_factory=dict)
+    kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def merged_step(self) -> int | None:
@@ -152,6 +154,7 @@ def read_status(
         earlier=earlier,
         loss=loss,
         unread=unread,
+        kept=run_dir.kept(),
         unmerged=unmerged,
     )
 

@@ -150,6 +150,9 @@ def hints(status: Status) -> list[str]:
         earlier = f"{numbered(status.earlier, 'finding')} of earlier attempts" if status.earlier else ""
         what = " and ".join(filter(None, ("evidence" if status.findings else "", earlier)))
         said.append(f"{what}: distsummary why {path}")
+    for host, kept in status.kept.items():
+        files = f"{numbered(len(kept), 'large file')} {'stays' if len(kept) == 1 else 'stay'}"
+        said.append(f"{files} on host {printable(host)} (see ds.Record(ship_bytes=)): {printable(kept[0])}")
     if states.is_over(newest) and _is_unmerged(status, newest):
         said.append(f"The ranks are not merged to their ends: distsummary merge {path}")
     return [*said, f"next: {_next(status, newest, path)}"]
@@ -300,7 +303,7 @@ def causes(status: Status) -> list[str]:
     if newest is None:
         return []
     first = newest.failure.rank if newest.failure else -1
-    bad = _alike(rank for rank in newest.ranks if rank.state not in GOOD)
+    bad = _alike(rank for rank in newest.ranks if rank.state not in GOOD or rank.unreached_since is not None)
     # The rank that failed first leads the list.
     bad.sort(key=lambda ranks: first not in [rank.rank for rank in ranks])
     said = []

@@ -17,6 +17,7 @@ from distsummary.storage.spool import GONE, GROW, OF_THE_RUN, WHOLE, Change, gro
 
 _PART = ".tmp-ship-"  # before the name of a file that has not arrived whole
 _PLACE = re.compile(r"(?:[a-z]+_)?rank_\d{5,7}|ckpt_dir|export_\d+", re.ASCII)
+_FIRST = ("rank_00000", "")  # the directories of the first rank
 MOST_ALERTS = 4 << 20  # bytes of alerts in one News
 
 
@@ -39,6 +40,13 @@ class News(NamedTuple):
     again: tuple[str, ...] = ()
 
 
+class HostState(NamedTuple):
+    """A host's name, and the paths of its files that are too large to be sent."""
+
+    name: str
+    kept: tuple[str, ...] = ()
+
+
 class Entered(NamedTuple):
     """What a host needs of a rank that begins on it: its small files, and how long its event files are."""
 
@@ -52,7 +60,9 @@ class Home(Protocol):
     def enter(self, directory: str, attempt: int) -> Entered:
         """From now on, this host writes the directory of a rank, which it records in this attempt."""
 
-    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(
+        self, host: HostState, held: Mapping[str, int], changes: Sequence[Change], seen: Seen
+    ) -> News:
         """Take changes. `held`: the directory of a rank -> the attempt in which the host writes it."""
 
     def leave(self, directory: str) -> None:
@@ -81,22 +91,31 @@ class DirectoryHome:
         with self._lock:
             self._attempts[directory] = max(attempt, self._newest(directory))
         files, lengths = {}, {}
-        for path in place.iterdir() if place.is_dir() else ():
-            name = f"{directory}/{path.name}" if directory else path.name
+        # The first rank alone lists the checkpoints.
+        places = [place, self._run_dir.ckpt_dir] if directory in _FIRST else [place]
+        for path in (path for place in places if place.is_dir() for path in place.iterdir()):
+            name = str(path.relative_to(self._base))
             if grows(name):
                 lengths[name] = path.stat().st_size
             elif is_small(name):
                 files[name] = path.read_bytes()
         return Entered(files, lengths)
 
-    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(
+        self, host: HostState, held: Mapping[str, int], changes: Sequence[Change], seen: Seen
+    ) -> News:
         """See Home."""
         again = []
         with self._lock:
+            self._run_dir.mark_sent(host.name, host.kept)
             for change in changes:
                 directory = os.path.dirname(change.name).partition("/")[0]
-                is_late = held.get(directory, -1) < self._newest(directory)
-                if is_late and not grows(change.name) and directory != "ckpt_dir":
+                if directory == "ckpt_dir":
+                    directory = next((first for first in _FIRST if first in held), _FIRST[0])
+                    is_free = not is_small(change.name)
+                else:
+                    is_free = grows(change.name)
+                if not is_free and held.get(directory, -1) < self._newest(directory):
                     continue
                 if not self._take(change):
                     again.append(change.name)

@@ -65,15 +65,21 @@ def spool_of(home: Path, node: str) -> Path:
     It is private, below DISTSUMMARY_SPOOL or the system's temporary directory. Raises RunDirError if it
     cannot be made, or belongs to somebody else.
     """
-    under = Path(os.environ.get(SPOOL) or Path(tempfile.gettempdir(), f"distsummary-{os.getuid()}"))
+    spool = spool_path(home, node)
+    under = spool.parent
     if not under.exists():
         ensure_directory(under.parent)
         under.mkdir(0o700, exist_ok=True)
     found = under.lstat()
     if not os.path.isdir(under) or found.st_uid != os.getuid():
         raise RunDirError(f"the directory of spools, {under}, is not a directory of yours; name one: {SPOOL}")
-    name = hashlib.blake2b(f"{node}\0{home}".encode(), digest_size=8).hexdigest()
-    spool = under / f"{home.name[:40]}-{name}"
     ensure_directory(spool)
     os.chmod(spool, 0o700)
     return spool
+
+
+def spool_path(home: Path, node: str) -> Path:
+    """The path of `spool_of`, which need not exist."""
+    under = Path(os.environ.get(SPOOL) or Path(tempfile.gettempdir(), f"distsummary-{os.getuid()}"))
+    name = hashlib.blake2b(f"{node}\0{home}".encode(), digest_size=8).hexdigest()
+    return under / f"{home.name[:40]}-{name}"

@@ -1,6 +1,7 @@
 """Ship: sends what the ranks of one host write to the home of their run, and brings its news back."""
 
 import logging
+import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,8 +12,8 @@ from distsummary.base.failures import error_line
 from distsummary.base.processes import is_alive
 from distsummary.base.publish import ensure_directory, publish
 from distsummary.rundir.rank_manifest import read_entries
-from distsummary.rundir.run_dir import RunDir
-from distsummary.storage.home import Home, Seen
+from distsummary.rundir.run_dir import RANK_MANIFEST, RunDir
+from distsummary.storage.home import Home, HostState, Seen
 from distsummary.storage.spool import Spool, is_small
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ class _Rank(NamedTuple):
 
 class Ship:
     """Serves the ranks of one host; ends when all have left or died, and what they wrote has arrived.
+
+    It removes the spool then.
 
     Any thread may call the methods.
 
@@ -60,13 +63,15 @@ class Ship:
         self._thread = threading.Thread(target=self._run, name="distsummary-ship", daemon=True)
         self._thread.start()
 
-    def enter(self, key: str, process: Mapping[str, Any], directory: str, attempt: int) -> None:
+    def enter(
+        self, key: str, process: Mapping[str, Any], directory: str, attempt: int, bulk_bytes: int = 1 << 30
+    ) -> None:
         """A rank of this host begins, or still runs; raises what the home raises.
 
         When it returns, the spool has the run.json of the run, and what the rank reported on other hosts.
 
         Args:
-            key: names the rank's session. process: for `is_alive`.
+            key: names the rank's session. process: for `is_alive`. bulk_bytes: see `Spool`.
         """
         with self._turn:
             if key in self._ranks:
@@ -75,6 +80,7 @@ class Ship:
             if not self._has_begun(directory, attempt):
                 self._mirror(directory, entered.files)
             self._spool.hold(directory, entered.lengths, entered.files)
+            self._spool.bulk_bytes = bulk_bytes
             self._held[directory] = attempt
             self._ranks[key] = _Rank(process, directory)
             self._send_all()
@@ -102,6 +108,25 @@ class Ship:
             if rank is not None:
                 self._home.leave(rank.directory)
 
+    def sync(self) -> int:
+        """Send what ranks left in the spool whose ship was ended; returns how many these are.
+
+        Raises what the home raises.
+        """
+        found = 0
+        for path in sorted(self._run_dir.base.glob(f"*rank_*/{RANK_MANIFEST}")):
+            directory, entries = path.parent.name, read_entries(path.parent)
+            if entries is None or not entries.attempts or directory in self._held:
+                continue
+            attempt = entries.attempts[-1]["attempt"]
+            with self._turn:
+                entered = self._home.enter(directory, attempt)
+                self._spool.hold(directory, entered.lengths, entered.files)
+                self._held[directory] = attempt
+            found += 1
+        self._send_all()
+        return found
+
     def close(self) -> None:
         """End at once; what was not sent stays in the spool."""
         self._is_closed.set()
@@ -115,7 +140,8 @@ class Ship:
     def _send(self) -> bool:
         """One exchange; returns whether there is more to send."""
         changes, sent = self._spool.changes(MOST_BYTES)
-        news = self._home.exchange(self._held, changes, self._seen)
+        kept = tuple(str(self._run_dir.base / name) for name in sorted(self._spool.kept))
+        news = self._home.exchange(HostState(platform.node(), kept), self._held, changes, self._seen)
         self._spool.commit(sent)
         self._spool.again([*news.again])
         if news.manifest is not None:
@@ -146,8 +172,12 @@ class Ship:
             with self._turn:
                 for key in [key for key, one in self._ranks.items() if is_alive(one.process) is False]:
                     del self._ranks[key]
-                if self._ranks or self._behind_since:
+                # A rank that arrives touches its spool before it enters.
+                is_touched = time.time() - self._spool.touched_s() < self._linger_s
+                if self._ranks or self._behind_since or is_touched:
                     used_s = time.monotonic()
                 if time.monotonic() - used_s > self._linger_s:
+                    if not self._spool.kept:
+                        self._spool.remove()
                     self._on_end()
                     return

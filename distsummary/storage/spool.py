@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -63,11 +64,17 @@ class Spool:
 
     Args:
         base: the directory, which has the structure of a run dir.
+
+    Attributes:
+        bulk_bytes: so much of large files, such as checkpoints, is sent; those beyond stay here, in `kept`.
     """
 
     def __init__(self, base: Path) -> None:
         self._run_dir = RunDir(base)
         self.base = base
+        self.bulk_bytes = 1 << 30
+        self.kept: set[str] = set()
+        self._bulk: dict[str, int] = {}  # bytes of the large files that are sent
         self._held: set[str] = set()
         self._sent: dict[str, Sent] = {}
 
@@ -99,10 +106,13 @@ class Spool:
             if os.path.dirname(name) in self._held or not grows(name):
                 found.append(Change(name, GONE))
             sent[name] = None
+        self.kept &= names.keys()
         # The names of event files are in the order in which they were written.
         for name, _ in sorted(names.items(), key=lambda item: (item[1], item[0])):
             if most <= 0:
                 break
+            if names[name] == _BULK and not self._has_room(name):
+                continue
             with suppress(FileNotFoundError):
                 for change, state in self._of(name, most):
                     found.append(change)
@@ -117,6 +127,26 @@ class Spool:
                 self._sent.pop(name, None)
             else:
                 self._sent[name] = state
+
+    def touched_s(self) -> float:
+        """When a rank arrived here, or a file of the run came or went, in seconds since the epoch."""
+        return os.stat(self.base).st_ctime
+
+    def remove(self) -> None:
+        """Remove the directory: all of it has arrived."""
+        shutil.rmtree(self.base)
+
+    def _has_room(self, name: str) -> bool:
+        """Whether a large file is sent; which ones, is decided in the order in which they are found."""
+        if name not in self._bulk:
+            with suppress(FileNotFoundError):
+                size = os.stat(self.base / name).st_size
+                if sum(self._bulk.values()) + size > self.bulk_bytes:
+                    self.kept.add(name)
+                    return False
+                self._bulk[name] = size
+                self.kept.discard(name)
+        return True
 
     def _of(self, name: str, most: int) -> Iterator[tuple[Change, Sent]]:
         with open(self.base / name, "rb") as file:

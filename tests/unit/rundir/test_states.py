@@ -121,6 +121,31 @@ def test_a_rank_that_is_not_received_is_lost_and_comes_back_with_its_next_heartb
     assert states(run) == ["running", "running", "running"]
 
 
+def test_ranks_whose_host_sends_nothing_are_not_reached(run: RunDir) -> None:
+    coordinator = join(run, 0, 1)
+    for number in (0, 1):
+        coordinator.beat(rank(number), 0, Heartbeat(step=1))
+    file = run.writer_dir("train", 1, WORLD) / RANK_MANIFEST
+    entry = json.loads(file.read_text())
+    entry["attempts"][-1] |= FAR
+    file.write_text(json.dumps(entry))
+    now = time.time()
+
+    def silent(name: Path, seconds: float) -> AttemptState:
+        os.utime(name, (now - seconds, now - seconds))
+        return newest(run, now=now)
+
+    run.mark_sent("far", [])
+    [beacon] = run.base.glob(".host-*")
+    # a rank that is stopped, on a host that sends; then the host sends nothing either
+    assert silent(file, 15).ranks[1].unreached_since is None
+    found = silent(beacon, 12).ranks[1]
+    assert (found.state, found.reason[:30]) == ("running", "host far is not reached since ")
+    assert found.unreached_since == pytest.approx(now - 12)
+    found = silent(file, LOST_S + 5).ranks[1]
+    assert (found.state, found.reason[:30]) == ("lost", "host far is not reached since ")
+
+
 def test_the_clocks_of_the_ranks_do_not_count(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: 0.0)

@@ -1,6 +1,7 @@
 """What the ranks of a host write arrives at the home of their run, whatever fails between."""
 
 import os
+import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.storage import place, spool
-from distsummary.storage.home import DirectoryHome, News, Seen
+from distsummary.storage.home import DirectoryHome, HostState, News, Seen
 from distsummary.storage.ship import Ship
 from distsummary.storage.spool import GONE, GROW, PART, WHOLE, Change, Spool
 
@@ -57,11 +58,13 @@ class Trip:
         self.ended = threading.Event()
         self.enter, self.leave = self.home.enter, self.home.leave
 
-    def exchange(self, held: Mapping[str, int], changes: Sequence[Change], seen: Seen) -> News:
+    def exchange(
+        self, host: HostState, held: Mapping[str, int], changes: Sequence[Change], seen: Seen
+    ) -> News:
         if self.fails:
             raise TimeoutError("the cable is cut")
         self.sent += [f"{change.kind} {change.name}" for change in changes]
-        return self.home.exchange(held, changes, seen)
+        return self.home.exchange(host, held, changes, seen)
 
     def ship(self, *, round_s: float = 60.0, linger_s: float = 60.0) -> Ship:
         self.ships.append(Ship(self.spool, self, self.ended.set, round_s=round_s, linger_s=linger_s))
@@ -141,11 +144,47 @@ def test_while_the_home_does_not_answer_all_is_kept(trip: Trip) -> None:
 
 
 def test_it_ends_when_its_ranks_have_died_and_all_was_sent(trip: Trip) -> None:
+    put(trip.spool, EVENTS, b"abc")
     ship = trip.ship(round_s=0.01, linger_s=0.0)
     ship.enter("s", DEAD, "rank_00001", 0)
-    put(trip.spool, EVENTS, b"abc")
     assert trip.ended.wait(60)
     assert trip.arrives(EVENTS, b"abc")
+    assert not trip.spool.exists()
+
+
+def test_what_is_too_large_stays_and_is_named(trip: Trip) -> None:
+    names = [f"ckpt_dir/net-{number}.safetensors" for number in range(3)]
+    for name in names:
+        put(trip.spool, name, bytes(100))
+    ship = trip.ship(round_s=0.01, linger_s=0.0)
+    ship.enter("s", DEAD, "rank_00001", 0, bulk_bytes=250)
+    assert trip.ended.wait(60)
+    assert [(trip.base / name).exists() for name in names] == [True, True, False]
+    assert (trip.spool / names[2]).stat().st_size == 100
+    assert RunDir(trip.base).kept() == {platform.node(): [str(trip.spool / names[2])]}
+
+
+def test_what_ranks_left_behind_is_sent_later(trip: Trip) -> None:
+    manifest(trip.spool, 0)
+    put(trip.spool, EVENTS, b"abc")
+    ship = trip.ship()
+    assert ship.sync() == 1
+    assert trip.arrives(EVENTS, b"abc")
+    assert ship.sync() == 0
+
+
+def test_the_checkpoints_are_listed_by_the_host_of_the_first_rank_alone(trip: Trip) -> None:
+    name = "ckpt_dir/train_metadata.json"
+    put(trip.base, name, b"[1]")
+    assert trip.home.enter("rank_00001", 0).files == {}
+    assert trip.home.enter("rank_00000", 2).files == {name: b"[1]"}
+    for held, expected in (
+        ({"rank_00000": 1}, b"[1]"),
+        ({"rank_00001": 2}, b"[1]"),
+        ({"rank_00000": 2}, b"[2]"),
+    ):
+        trip.home.exchange(HostState("h1"), held, [Change(name, WHOLE, 0, b"[2]")], Seen())
+        assert trip.arrives(name, expected)
 
 
 def test_a_rank_has_on_another_host_what_it_reported_before(trip: Trip, tmp_path: Path) -> None:
@@ -166,7 +205,7 @@ def test_an_older_ship_that_wakes_up_replaces_nothing(trip: Trip) -> None:
         Change("rank_00001/facts.json", GONE),
         Change(EVENTS, GROW, 0, b"abc"),
     ]
-    trip.home.exchange({"rank_00001": 0}, changes, Seen())
+    trip.home.exchange(HostState("h1"), {"rank_00001": 0}, changes, Seen())
     assert trip.arrives("rank_00001/manifest.json", kept)
     assert trip.arrives(EVENTS, b"abc")
 
@@ -174,7 +213,7 @@ def test_an_older_ship_that_wakes_up_replaces_nothing(trip: Trip) -> None:
 def test_a_part_whose_beginning_is_lost_is_asked_for_again(trip: Trip) -> None:
     held = {"rank_00001": 0}
     late = [Change(EVENTS, GROW, 3, b"def"), Change("rank_00001/facts.json", PART, 4, b"x")]
-    assert trip.home.exchange(held, late, Seen()).again == (EVENTS, "rank_00001/facts.json")
+    assert trip.home.exchange(HostState("h1"), held, late, Seen()).again == (EVENTS, "rank_00001/facts.json")
     assert (trip.base / EVENTS).stat().st_size == 0
     assert not (trip.base / "rank_00001" / "facts.json").exists()
 
@@ -194,14 +233,14 @@ def test_a_part_whose_beginning_is_lost_is_asked_for_again(trip: Trip) -> None:
 )
 def test_names_that_no_rank_writes_are_refused(trip: Trip, name: str) -> None:
     with pytest.raises(RunDirError, match="no rank writes"):
-        trip.home.exchange({}, [Change(name, WHOLE, 0, b"x")], Seen())
+        trip.home.exchange(HostState("h1"), {}, [Change(name, WHOLE, 0, b"x")], Seen())
 
 
 def test_a_link_out_of_the_run_dir_is_not_followed(trip: Trip, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (trip.base / "rank_00001").symlink_to(tmp_path / "other")
     with pytest.raises(RunDirError, match="symbolic link"):
-        trip.home.exchange({"rank_00001": 0}, [Change(EVENTS, GROW, 0, b"x")], Seen())
+        trip.home.exchange(HostState("h1"), {"rank_00001": 0}, [Change(EVENTS, GROW, 0, b"x")], Seen())
     assert not [*(tmp_path / "other").iterdir()]
 
 
