@@ -3,6 +3,7 @@
 import re
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
 from distsummary.base.failures import one_line
@@ -11,6 +12,8 @@ from distsummary.errors import ClusterError
 CONNECT_S = 5.0
 LOOPBACK = "127.0.0.1"
 _PAUSE_S = 0.5
+# How an HTTP/2 client, such as that of gRPC, greets: its preface, and settings without a setting.
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _HOST_PORT = re.compile(r"(?:ray://)?\[?(?P<host>[^/\[\]]+?)\]?:(?P<port>\d{1,5})")
 
 
@@ -48,10 +51,13 @@ def join(ray: Any, **options: Any) -> None:
 
 
 def check_reachable(address: str, source: str, remedy: str, *, connect_s: float = CONNECT_S) -> None:
-    """Raise ClusterError if nothing accepts a connection at `address` within `connect_s` seconds.
+    """Raise ClusterError if nothing answers at `address` within `connect_s` seconds.
 
-    `source`: where the address is from, such as "RAY_ADDRESS". `remedy`: what to do about it. Addresses
-    without a host and a port, such as "auto", are not tried.
+    A kernel accepts connections for a process that is stopped, so that the process has to answer a greeting.
+    Addresses without a host and a port, such as "auto", are not tried.
+
+    Args:
+        source: where the address is from, such as "RAY_ADDRESS". remedy: what to do about it.
     """
     match = _HOST_PORT.fullmatch(address)
     if match is None:
@@ -60,7 +66,10 @@ def check_reachable(address: str, source: str, remedy: str, *, connect_s: float 
     while True:
         try:
             left_s = max(0.1, deadline - time.monotonic())
-            socket.create_connection((match["host"], int(match["port"])), timeout=left_s).close()
+            link = socket.create_connection((match["host"], int(match["port"])), timeout=left_s)
+            with link, suppress(ConnectionError):  # who closes the connection lives
+                link.sendall(_GREETING)
+                link.recv(1)
             return
         except (OSError, OverflowError) as error:
             # A port above 65535 raises OverflowError.

@@ -451,6 +451,7 @@ def sync(options: argparse.Namespace) -> Answer:
         "--address", help="the Ray cluster, as HOST:PORT or auto (RAY_ADDRESS; without it this host alone)"
     ),
     argument("--wait", type=seconds, default=18.0, metavar="SECONDS", help="how long nodes may take (18)"),
+    argument("--clean", action="store_true", help="remove spools that no training writes any more"),
     example="doctor /shared/runs/a --address auto",
     shows_progress=False,
 )
@@ -461,11 +462,11 @@ def doctor(options: argparse.Namespace) -> Answer:
     if address := options.address or cluster_address():
         from distsummary.launching.actor_doctor import doctor_of_cluster
 
-        found = doctor_of_cluster(options.run_dir, address, answer_s=options.wait)
+        found = doctor_of_cluster(options.run_dir, address, answer_s=options.wait, clean=options.clean)
     else:
         from distsummary.launching.doctor import doctor
 
-        found = doctor(options.run_dir)
+        found = doctor(options.run_dir, clean=options.clean)
     checks = [check._asdict() for check in found.checks]
     lines = "\n".join(check.as_line() for check in found.checks)
     return Answer({"checks": checks, "hosts": found.hosts}, lines, found.exit_code)

@@ -1,49 +1,54 @@
 """The doctor of a Ray cluster: an actor without CPUs on each node takes the facts of its host."""
 
 import os
-import socket
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from distsummary.base.cluster import check_reachable
+from distsummary.errors import InvalidValueError
 from distsummary.launching import host_facts
 from distsummary.launching.doctor import (
     ERROR,
+    NOTE,
     OK,
     WATCH_S,
     Check,
     Diagnosis,
     Facts,
-    beacon_in,
     examine,
+    not_a_directory,
 )
+from distsummary.storage.place import HEAD, HOME, home_node
 
-ANSWER_S = 18.0  # how long the nodes may take, together
-TORCH_AHEAD_S = 3.0  # by how much earlier torch must have listed its GPUs
-ECHO_S = 3.0
-SENT = 4 << 20  # bytes of the exchange that measures throughput
+ANSWER_S = 18.0  # how long everything may take
+EXCHANGE_S = 4.0  # how much of it is left for the exchanges with the home
+TORCH_AHEAD_S = 1.0  # by how much earlier torch must have listed its GPUs
+AT_ONCE = 4  # exchanges with the home, which share its link
 
 
 def doctor_of_cluster(
-    run_dir: str | os.PathLike[str] | None, address: str, *, answer_s: float = ANSWER_S
+    run_dir: str | os.PathLike[str] | None, address: str, *, answer_s: float = ANSWER_S, clean: bool = False
 ) -> Diagnosis:
     """Examine all nodes of the cluster at `address`, as in `ray.init`, for a run in `run_dir`.
 
-    `answer_s`: how many seconds the nodes may take, together.
+    Args:
+        answer_s: how many seconds the nodes may take, together. clean: see `doctor.doctor`.
 
-    Raises ClusterError if nothing answers at the address.
+    Raises ClusterError if nothing answers at the address, RunDirError if `run_dir` is a file.
     """
+    until = time.monotonic() + answer_s
     check_reachable(address, "--address", "correct the address")
     try:
-        ray.init(address=address, logging_level="error", log_to_driver=False)
+        context = ray.init(address=address, logging_level="error", log_to_driver=False)
     except Exception as error:
         # A wrong token, or another version of Ray or Python: Ray's message names which.
         return Diagnosis(
@@ -51,9 +56,18 @@ def doctor_of_cluster(
         )
     try:
         # Ray prints the death of a node, and stdout is the answer's.
-        with redirect_stdout(sys.stderr), beacon_in(run_dir) as (directory, beacon):
-            hosts, silent = _ask(directory, beacon, answer_s)
-        return Diagnosis([_reached(address, len(hosts)), *examine(hosts, silent)], hosts)
+        with redirect_stdout(sys.stderr):
+            nodes = sorted(ray.nodes(), key=lambda node: node["NodeManagerHostname"])
+            here = ray.get_runtime_context().get_node_id()
+            path = None if run_dir is None else os.path.abspath(os.path.expanduser(run_dir))
+            checks = [_reached(address, nodes, getattr(context, "dashboard_url", "") or "")]
+            try:
+                home = here if path is None else home_node(nodes, here, Path(path))
+            except InvalidValueError as error:
+                checks.append(Check("home", ERROR, str(error), f"correct {HOME}, or unset it"))
+                home = here
+            hosts, silent = _ask(nodes, home, path, until, clean)
+        return Diagnosis([*checks, *examine(hosts, silent)], hosts)
     finally:
         ray.shutdown()
 
@@ -72,82 +86,127 @@ def _refused(message: str, address: str) -> tuple[str, str]:
     return f"no connection to {address}: {reason[:300]}", "look at the log of the head node"
 
 
-def _reached(address: str, nodes: int) -> Check:
+def _reached(address: str, nodes: Sequence[Mapping[str, Any]], dashboard: str) -> Check:
     """How the cluster is reached, without any secret."""
+    alive = sum(node["Alive"] for node in nodes)
     mode = os.environ.get("RAY_AUTH_MODE", "Ray's default")
-    return Check("cluster", OK, f"{address}, {nodes} nodes answer, authentication: {mode}")
+    found = f"{address}, {alive} living node{'s' * (alive != 1)}, authentication: {mode}"
+    if dashboard:
+        return Check("cluster", OK, f"{found}, dashboard and job server: {dashboard}")
+    return Check(
+        "cluster", NOTE, f"{found}, no dashboard", "cluster/job.sh needs it: install ray[default] there"
+    )
 
 
-def _ask(directory: str | None, beacon: str | None, answer_s: float) -> tuple[list[Facts], dict[str, str]]:
-    """The facts of all nodes, this one first, and why nodes have none."""
-    here = ray.get_runtime_context().get_node_id()
-    nodes = sorted(ray.nodes(), key=lambda node: (node["NodeID"] != here, node["NodeManagerHostname"]))
-    silent = {node["NodeManagerHostname"]: "the node is dead" for node in nodes if not node["Alive"]}
-    alive = [node for node in nodes if node["Alive"]]
+def _ask(
+    nodes: Sequence[Mapping[str, Any]], home: str, path: str | None, until: float, clean: bool
+) -> tuple[list[Facts], dict[str, str]]:
+    """The facts of all nodes, the home first, and why nodes have none.
+
+    `until`: when this is over, by the monotonic clock.
+    """
+    alive = sorted((node for node in nodes if node["Alive"]), key=lambda node: node["NodeID"] != home)
+    name = {node["NodeID"]: str(node["NodeManagerHostname"]) for node in nodes}
+    silent = {name[node["NodeID"]]: "the node is dead" for node in nodes if not node["Alive"]}
     for node in alive:
-        silent.pop(node["NodeManagerHostname"], None)  # it has come again
-    cloudpickle.register_pickle_by_value(host_facts)
+        silent.pop(name[node["NodeID"]], None)  # it has come again
+    actors = _probes([node["NodeID"] for node in alive])
+    address = alive[0]["NodeManagerAddress"]
+    hosts: list[Facts] = []
     try:
-        kind = ray.remote(num_cpus=0, max_restarts=0)(host_facts.Probe)
-        actors = {
-            node["NodeID"]: kind.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote()
-            for node in alive
-        }
-        asked = {
+        directory, beacon, port = None, None, 0
+        try:
+            directory, beacon, port = ray.get(
+                actors[home].show.remote(path, address), timeout=_left(until) / 2
+            )
+        except NotADirectoryError as error:
+            raise not_a_directory(error.cause if isinstance(error, RayTaskError) else error) from None
+        except RayError as error:
+            silent[name[home]] = _short(error)
+        facts = {
             actors[node["NodeID"]].facts.remote(
                 directory,
                 beacon,
                 watch_s=WATCH_S if beacon else 0.0,
-                answer_s=answer_s - TORCH_AHEAD_S,
+                answer_s=_left(until) - EXCHANGE_S - TORCH_AHEAD_S,
                 gpus=node["Resources"].get("GPU", 0.0),
+                clean=clean,
             ): node
             for node in alive
         }
+        found = _answers(facts, until - EXCHANGE_S, silent, name)
+        others = {one: actors[one] for one in found if one != home}
+        ways = _exchanges(others, address, port, until) if port else {}
+        for node in alive:
+            if (one := node["NodeID"]) in found:
+                offered = node["Resources"]
+                more = {"node_id": one, "ray_gpus": offered.get("GPU", 0.0), "is_head": HEAD in offered}
+                more |= {"why_home": _why_home(node)} if one == home else {}
+                # Without the home, no directory can be compared with its one.
+                more |= {"directory": None} if home not in found else {}
+                hosts.append(found[one] | ways.get(one, {}) | more)
     finally:
-        cloudpickle.unregister_pickle_by_value(host_facts)
-    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=answer_s)
-    for one in late:
-        silent[asked[one]["NodeManagerHostname"]] = f"no answer within {answer_s:g} s"
-    hosts: list[Facts] = []
-    with _listening() as (address, port):
-        for one in sorted(done, key=list(asked).index):
-            node = asked[one]
-            try:
-                facts = ray.get(one, timeout=ECHO_S)
-                facts |= _measured(actors[node["NodeID"]], address, port)
-            except RayError as error:
-                silent[node["NodeManagerHostname"]] = " ".join(str(error).split())[:200]
-                continue
-            hosts.append(facts | {"node_id": node["NodeID"], "ray_gpus": node["Resources"].get("GPU", 0.0)})
-    for actor in actors.values():
-        ray.kill(actor)
+        with suppress(RayError):
+            ray.get(actors[home].hide.remote(), timeout=1.0)
+        for actor in actors.values():
+            ray.kill(actor)
     return hosts, silent
 
 
-def _measured(actor: Any, address: str, port: int) -> dict[str, Any]:
-    """Round trip, clock and throughput of a node that has answered, and whether it reaches `port` here."""
-    round_trip = min(_echo(actor, b"") for _ in range(3))
-    seconds = _echo(actor, bytes(SENT))[0]
-    return {
-        "round_trip_ms": round_trip[0] * 1e3,
-        "clock_ahead_s": round_trip[1],
-        "mb_per_s": SENT / 1e6 / seconds,
-        "blocked": ray.get(actor.connect.remote(address, port), timeout=ECHO_S + 2),
-    }
+def _left(until: float) -> float:
+    return max(0.1, until - time.monotonic())
 
 
-def _echo(actor: Any, data: bytes) -> tuple[float, float]:
-    """The seconds of one exchange, and by how much the node's clock is ahead of ours."""
-    begun, sent = time.monotonic(), time.time()
-    there, _ = ray.get(actor.echo.remote(data), timeout=ECHO_S)
-    return time.monotonic() - begun, there - (sent + time.time()) / 2
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
-@contextmanager
-def _listening() -> Iterator[tuple[str, int]]:
-    """A port of this node that accepts connections during the block, with its address."""
-    address = ray.util.get_node_ip_address()
-    with socket.create_server((address, 0)) as server:
-        yield address, server.getsockname()[1]
+def _why_home(node: Mapping[str, Any]) -> str:
+    if os.environ.get(HOME):
+        return f"which {HOME} names"
+    return "the head of the cluster" if HEAD in node["Resources"] else "where this ran"
+
+
+def _probes(nodes: Sequence[str]) -> dict[str, Any]:
+    """An actor on each node, which is sent by value: our package may be missing there."""
+    cloudpickle.register_pickle_by_value(host_facts)
+    try:
+        # The home answers calls while it takes its own facts.
+        kind = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)(host_facts.Probe)
+        return {
+            node: kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+            for node in nodes
+        }
+    finally:
+        cloudpickle.unregister_pickle_by_value(host_facts)
+
+
+def _answers(
+    asked: Mapping[Any, Mapping[str, Any]], until: float, silent: dict[str, str], name: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """The facts by node; `silent` gets the others."""
+    done, late = ray.wait([*asked], num_returns=len(asked), timeout=_left(until))
+    found = {}
+    for one in late:
+        silent[name[asked[one]["NodeID"]]] = "no answer in time (--wait)"
+    for one in done:
+        node = asked[one]["NodeID"]
+        try:
+            found[node] = ray.get(one, timeout=_left(until))
+        except RayError as error:
+            silent[name[node]] = _short(error)
+    return found
+
+
+def _exchanges(actors: Mapping[str, Any], address: str, port: int, until: float) -> dict[str, dict[str, Any]]:
+    """The way of each node to the home, a few at once; those for which there was time."""
+    waiting, running, found = list(actors), dict[Any, str](), dict[str, dict[str, Any]]()
+    while (waiting or running) and time.monotonic() < until:
+        while waiting and len(running) < AT_ONCE:
+            node = waiting.pop(0)
+            running[actors[node].exchange.remote(address, port)] = node
+        for one in ray.wait([*running], num_returns=1, timeout=_left(until))[0]:
+            node = running.pop(one)
+            with suppress(RayError):
+                found[node] = ray.get(one)
+    return found

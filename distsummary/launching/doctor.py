@@ -4,29 +4,30 @@
 `actor_doctor` those of a cluster's nodes.
 """
 
-import fcntl
 import os
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from distsummary.base.publish import temporary_name
 from distsummary.errors import RunDirError
-from distsummary.launching.host_facts import host_facts
+from distsummary.launching.host_facts import Shown, host_facts
+from distsummary.storage.place import LOCAL
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 Facts = Mapping[str, Any]  # of one host, as of `host_facts`, with what the cluster adds
 
 WATCH_S = 2.0  # how long each host watches the beacon
-BEAT_S = 0.1
+# The home of a run of 1,024 ranks holds two event files of each open, and a loader's workers a file a batch.
 OPEN_FILES = 4096
+# A rank writes 2.4 KB a step by default: that is 400,000 steps.
 FREE_BYTES = 1 << 30
+# Containers have 64 MiB, of which a loader's worker takes a batch; Ray's objects go to the disk without it.
 SHARED_MEMORY = 1 << 29
+# Times of several hosts are compared in steps and pauses of seconds; NTP keeps milliseconds.
 CLOCK_S = 1.0
+# A live merge waits 30 s for a rank, and a hang is seen after seconds: older attributes are seen as silence.
 STALE_S = 1.0
+# A ship has an exchange with the home a second, of 16 MiB at most: 1.6 s at 10 MB/s.
 ROUND_TRIP_MS = 50.0
 MB_PER_S = 10.0
 OBJECT_MOUNTS = ("fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.mount-s3", "fuse.blobfuse2", "fuse.goofys")
@@ -58,60 +59,28 @@ class Diagnosis(NamedTuple):
         return int(any(check.level == ERROR for check in self.checks))
 
 
-def doctor(run_dir: str | os.PathLike[str] | None) -> Diagnosis:
+def doctor(run_dir: str | os.PathLike[str] | None, *, clean: bool = False) -> Diagnosis:
     """Examine this host, without Ray, for a run that is to be in `run_dir`, which need not exist yet.
 
-    Raises RunDirError if `run_dir`, or what it is to be in, is a file.
+    `clean`: remove the spools that trainings have left behind. Raises RunDirError if `run_dir`, or
+    what it is to be in, is a file.
     """
-    with beacon_in(run_dir) as (directory, beacon):
-        hosts: list[Facts] = [host_facts(directory, beacon, watch_s=WATCH_S if beacon else 0.0)]
+    try:
+        with Shown(None if run_dir is None else os.fspath(run_dir)) as shown:
+            watch_s = WATCH_S if shown.beacon else 0.0
+            hosts: list[Facts] = [host_facts(shown.directory, shown.beacon, watch_s=watch_s, clean=clean)]
+    except NotADirectoryError as error:
+        raise not_a_directory(error) from None
     return Diagnosis(examine(hosts), hosts)
 
 
-@contextmanager
-def beacon_in(run_dir: str | os.PathLike[str] | None) -> Iterator[tuple[str | None, str | None]]:
-    """The directory to try, which exists, and a file there that grows and is locked during the block.
-
-    The file is None where none can be written: `host_facts` of this host then names the reason. Raises
-    RunDirError if `run_dir` is a file.
-    """
-    if run_dir is None:
-        yield None, None
-        return
-    directory = Path(run_dir).absolute()
-    while not directory.exists():
-        directory = directory.parent
-    if not directory.is_dir():
-        raise RunDirError(f"{directory} is a file, not a directory that a run can be in: name another")
-    path, ended = temporary_name(directory), threading.Event()
-    try:
-        file = open(path, "xb", buffering=0)  # noqa: SIM115  # closed below
-    except OSError:
-        yield str(directory), None
-        return
-
-    def beat() -> None:
-        while not ended.wait(BEAT_S):
-            try:
-                file.write(b".")
-            except OSError:
-                return  # the disk is full, which the facts say
-
-    thread = threading.Thread(target=beat, name="distsummary-doctor", daemon=True)
-    try:
-        with suppress(OSError):  # a file system without locks: the facts of this host name it
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        thread.start()
-        yield str(directory), str(path)
-    finally:
-        ended.set()
-        thread.join()
-        file.close()
-        path.unlink(missing_ok=True)
+def not_a_directory(error: NotADirectoryError) -> RunDirError:
+    """The error of a run dir that is a file, or below one."""
+    return RunDirError(f"{error} is a file, not a directory that a run can be in: name another")
 
 
 def examine(hosts: Sequence[Facts], silent: Mapping[str, str] | None = None) -> list[Check]:
-    """The checks of these hosts; the first asks the others. `silent`: host -> why it has no facts."""
+    """The checks of these hosts, of which the first is the home. `silent`: host -> why it has no facts."""
     checks = [_silent(silent or {})] if silent else []
     if not hosts:
         return checks
@@ -120,7 +89,7 @@ def examine(hosts: Sequence[Facts], silent: Mapping[str, str] | None = None) -> 
         _limit(
             hosts,
             "open files",
-            "open_files",
+            lambda facts: facts["open_files"],
             OPEN_FILES,
             "{:,}".format,
             "raise it: ulimit -n 65536 (LimitNOFILE in systemd)",
@@ -128,7 +97,7 @@ def examine(hosts: Sequence[Facts], silent: Mapping[str, str] | None = None) -> 
         _limit(
             hosts,
             "shared memory",
-            "shared_memory",
+            lambda facts: facts["shared_memory"],
             SHARED_MEMORY,
             _bytes,
             "give containers more: --shm-size, or an emptyDir of medium Memory",
@@ -137,11 +106,11 @@ def examine(hosts: Sequence[Facts], silent: Mapping[str, str] | None = None) -> 
         *_gpus(hosts),
         _flight_recorder(hosts),
     ]
-    if any(facts.get("round_trip_ms") is not None for facts in hosts):
+    if any("blocked" in facts for facts in hosts):
         checks += [_network(hosts)]
-    if hosts and hosts[0]["directory"] is not None:
+    if hosts[0]["directory"] is not None:
         checks += _directories(hosts)
-    return checks
+    return [*checks, *_spools(hosts)]
 
 
 def _silent(silent: Mapping[str, str]) -> Check:
@@ -169,6 +138,12 @@ def _names(hosts: Sequence[Facts]) -> str:
 def _versions(hosts: Sequence[Facts]) -> Iterator[Check]:
     """Everything that a driver and its ranks must have alike."""
     differing = False
+    states = _by([facts for facts in hosts if facts["source"]], lambda facts: facts["source"])
+    if len(states) > 1 and len(_by(hosts, lambda facts: facts["versions"]["distsummary"])) == 1:
+        differing = True
+        found = ", ".join(f"{source} on {_names(same)}" for source, same in states.items())
+        remedy = "install one state of it on all nodes (one image)"
+        yield Check("distsummary", ERROR, f"one version, but different source: {found}", remedy)
     for name in ("python", "distsummary", "ray", "torch", "numpy", "nccl"):
 
         def of(facts: Facts, name: str = name) -> str | None:
@@ -207,21 +182,25 @@ def _many(count: int) -> str:
 
 
 def _bytes(count: float) -> str:
-    return f"{count / (1 << 30):.1f} GiB"
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 26 else f"{count / (1 << 20):.1f} MiB"
 
 
 def _limit(
-    hosts: Sequence[Facts], name: str, key: str, low: float, shown: Callable[[float], str], remedy: str
+    hosts: Sequence[Facts],
+    name: str,
+    of: Callable[[Facts], float | None],
+    low: float,
+    shown: Callable[[float], str],
+    remedy: str,
 ) -> Check:
     """A number of each host that must not be below `low`."""
-    few = [facts for facts in hosts if facts[key] is not None and facts[key] < low]
-    if few:
-        found = ", ".join(f"{shown(facts[key])} on {facts['host']}" for facts in few[:4])
+    values = {facts["host"]: value for facts in hosts if (value := of(facts)) is not None}
+    if few := {host: value for host, value in values.items() if value < low}:
+        found = _listed([f"{shown(value)} on {host}" for host, value in few.items()])
         return Check(name, WARNING, f"{found} (at least {shown(low)} is asked)", remedy)
-    values = [facts[key] for facts in hosts if facts[key] is not None]
-    return Check(
-        name, OK if values else NOTE, f"at least {shown(min(values))}" if values else "cannot be read here"
-    )
+    if not values:
+        return Check(name, NOTE, "cannot be read here")
+    return Check(name, OK, f"at least {shown(min(values.values()))}")
 
 
 def _clocks(hosts: Sequence[Facts]) -> Check:
@@ -299,34 +278,41 @@ def _flight_recorder(hosts: Sequence[Facts]) -> Check:
 
 
 def _network(hosts: Sequence[Facts]) -> Check:
-    """Connections of the other hosts to the first one, where the run is."""
+    """Connections of the other hosts to the home."""
     home = hosts[0]["host"]
     blocked = [facts for facts in hosts if facts.get("blocked")]
     if blocked:
-        found = ", ".join(
-            f"{facts['host']} cannot connect to {home}: {facts['blocked']}" for facts in blocked
+        groups = _by(blocked, lambda facts: facts["blocked"])
+        found = ". ".join(
+            f"{_names(same)} cannot connect to {home}: {reason}" for reason, same in groups.items()
         )
-        return Check(
-            "network", ERROR, found, "open the ports between the nodes: torch and Ray use any above 1024"
-        )
-    slow = [facts for facts in hosts if (facts.get("round_trip_ms") or 0) > ROUND_TRIP_MS]
-    slow += [facts for facts in hosts if (facts.get("mb_per_s") or MB_PER_S) < MB_PER_S and facts not in slow]
-    shown = ", ".join(
-        f"{facts['host']} {facts['round_trip_ms']:.1f} ms, {facts['mb_per_s']:.0f} MB/s"
-        for facts in (slow or hosts)[:4]
+        remedy = "open the ports between the nodes: torch and Ray use any above 1024"
+        return Check("network", ERROR, found, remedy)
+    measured = [facts for facts in hosts if "round_trip_ms" in facts]
+    slow = [
+        facts for facts in measured if facts["round_trip_ms"] > ROUND_TRIP_MS or facts["mb_per_s"] < MB_PER_S
+    ]
+    shown = _listed(
+        [
+            f"{facts['host']} {facts['round_trip_ms']:.1f} ms, {facts['mb_per_s']:.0f} MB/s"
+            for facts in sorted(slow or measured, key=lambda facts: -facts["round_trip_ms"])
+        ]
     )
     if slow:
         return Check("network", WARNING, f"{shown} to {home}", "look for a busy or distant node")
+    if len(measured) < len(hosts) - 1:
+        return Check(
+            "network", NOTE, f"{len(measured)} of {len(hosts) - 1} hosts had time to measure: {shown}"
+        )
     return Check("network", OK, f"round trip and throughput to {home}: {shown}")
 
 
 def _directories(hosts: Sequence[Facts]) -> Iterator[Check]:
     """What the directory of the run can do, and whether all hosts have the same one."""
     path = hosts[0]["directory"]["path"]
-    for facts in hosts:
+    seeing = [facts for facts in hosts if _sees(facts)]
+    for facts in seeing:
         there = facts["directory"]
-        if "missing" in there:
-            continue
         if there["failed"]:
             found = ", ".join(f"{name}: {why}" for name, why in there["failed"].items())
             yield Check(
@@ -339,20 +325,8 @@ def _directories(hosts: Sequence[Facts]) -> Iterator[Check]:
                 f"{_bytes(there['free'])} free in {path} on {facts['host']}",
                 "free some, or choose another directory",
             )
-    apart = [
-        facts
-        for facts in hosts
-        if "missing" in facts["directory"] or (facts["directory"]["beacon"] or {}).get("seen") is False
-    ]
-    if apart:
-        yield Check(
-            "shared",
-            ERROR,
-            f"{_names(apart)} {'does' if len(apart) == 1 else 'do'} not see {path} of {hosts[0]['host']}",
-            "name a directory that all nodes mount",
-        )
-        return
-    beacons = [(facts, facts["directory"]["beacon"]) for facts in hosts if facts["directory"]["beacon"]]
+    yield from _home(hosts, path)
+    beacons = [(facts, facts["directory"]["beacon"]) for facts in seeing if facts["directory"]["beacon"]]
     late = [(facts, beacon) for facts, beacon in beacons if beacon["stale_s"] > STALE_S]
     unlocked = [facts for facts, beacon in beacons if not beacon["locked"]]
     if late:
@@ -370,15 +344,69 @@ def _directories(hosts: Sequence[Facts]) -> Iterator[Check]:
             f"locks of {hosts[0]['host']} in {path} are not seen on {_names(unlocked)}",
             "mount it with locks (NFS: without nolock)",
         )
-    if beacons and not late and not unlocked:
-        kind = hosts[0]["directory"]["type"]
-        free = _bytes(min(facts["directory"]["free"] for facts in hosts))
-        fsync = max(facts["directory"].get("fsync_ms", 0.0) for facts in hosts)
+    there = [facts["directory"] for facts in seeing]
+    if not any(one["failed"] or one["free"] < FREE_BYTES for one in there):
+        free, fsync_ms = min(one["free"] for one in there), max(one.get("fsync_ms", 0.0) for one in there)
+        where = _many(len(hosts)) if len(seeing) == len(hosts) else _names(seeing)
+        found = f"{path} ({there[0]['type']}), {_bytes(free)} free, fsync {fsync_ms:.1f} ms on {where}"
+        yield Check("directory", OK, found)
+
+
+def _sees(facts: Facts) -> bool:
+    """Whether a host sees the directory of the home."""
+    there = facts["directory"]
+    return "missing" not in there and (there["beacon"] or {}).get("seen") is not False
+
+
+def _home(hosts: Sequence[Facts], path: str) -> Iterator[Check]:
+    """Where the run is whole, why, and what other hosts do that do not see it there."""
+    home, apart = hosts[0], [facts for facts in hosts if not _sees(facts)]
+    if len(hosts) == 1 or home["directory"]["beacon"] is None:
+        return  # of the latter, the reason is an error of the directory
+    if not apart:
+        yield Check("home", OK, f"{path} itself, which {_many(len(hosts))} see")
+        return
+    unseen = f"{_names(apart)} {'does' if len(apart) == 1 else 'do'} not see"
+    if home["directory"]["type"] not in LOCAL and not any(
+        _sees(facts) and facts["is_head"] for facts in hosts
+    ):
         yield Check(
-            "directory",
-            OK,
-            f"{path} ({kind}), {free} free, fsync {fsync:.1f} ms, the same on {_many(len(hosts))}",
+            "home",
+            ERROR,
+            f"{unseen} {path} of {home['host']}, nor does the cluster's head: the run would be in two parts",
+            "mount it on all nodes, or set DISTSUMMARY_HOME to a node",
         )
+        return
+    sent = f"{unseen} it: ranks there write to a spool, which is sent"
+    low = [facts for facts in apart if facts["spools"] and facts["spools"]["free"] < FREE_BYTES]
+    if low:
+        found = _listed([f"{_bytes(facts['spools']['free'])} on {facts['host']}" for facts in low])
+        yield Check("home", WARNING, f"{found} free for spools", "free some, or set DISTSUMMARY_SPOOL there")
+    elif len(apart) < len(hosts) - 1:
+        remedy = f"mount {path} there, if it is to be shared"
+        yield Check("home", WARNING, f"{home['host']}, {home['why_home']}. {sent}", remedy)
+    else:
+        yield Check("home", OK, f"{home['host']}, {home['why_home']}. {sent}")
+
+
+def _spools(hosts: Sequence[Facts]) -> Iterator[Check]:
+    """What trainings have left in spools: a ship removes its spool when all of it is at home."""
+    for key, level, text, remedy in (
+        ("removed", OK, "removed", ""),
+        (
+            "left",
+            WARNING,
+            "not all of which is at home",
+            "distsummary sync RUN_DIR has them sent, distsummary doctor --clean removes them",
+        ),
+    ):
+        found = [
+            f"{_bytes(size)} in {facts['spools']['place']}/{name} on {facts['host']}"
+            for facts in hosts
+            for name, size in facts["spools"].get(key, {}).items()
+        ]
+        if found:
+            yield Check("spools", level, f"{text}: {_listed(found)}", remedy)
 
 
 def _remedy_of(there: Mapping[str, Any]) -> str:
@@ -388,6 +416,6 @@ def _remedy_of(there: Mapping[str, Any]) -> str:
         return "a mounted bucket is no file system: use a disk, or NFS"
     if "space" in reason or "quota" in reason:
         return "free some space"
-    if "permitted" in reason or "denied" in reason or "read-only" in reason:
+    if "create" in there["failed"] and ("permitted" in reason or "denied" in reason or "read-only" in reason):
         return "give the user of the training the right to write there"
     return "use a file system that has these operations (ext4, xfs, NFS 4, Lustre)"

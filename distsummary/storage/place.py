@@ -14,7 +14,7 @@ HOME = "DISTSUMMARY_HOME"  # the id, the name or the address of the node on whic
 SPOOL = "DISTSUMMARY_SPOOL"  # the directory of spools of this host
 HEAD = "node:__internal_head__"  # the resource of the head of a cluster
 # File systems of one host; others may show the same directory on several.
-_LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "aufs", "tmpfs", "ramfs"}
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "aufs", "tmpfs", "ramfs"}
 
 
 def home_node(nodes: Iterable[Mapping[str, Any]], here: str, path: Path) -> str:
@@ -56,7 +56,7 @@ def is_on_local_disk(path: Path, mounts: str | None = None) -> bool:
         # Of two mounts at one place, the later one hides the other.
         if path.is_relative_to(place) and len(place) >= len(found):
             found, kind = place, this
-    return kind in _LOCAL
+    return kind in LOCAL
 
 
 def spool_of(home: Path, node: str) -> Path:
@@ -80,6 +80,10 @@ def spool_of(home: Path, node: str) -> Path:
 
 def spool_path(home: Path, node: str) -> Path:
     """The path of `spool_of`, which need not exist."""
-    under = Path(os.environ.get(SPOOL) or Path(tempfile.gettempdir(), f"distsummary-{os.getuid()}"))
     name = hashlib.blake2b(f"{node}\0{home}".encode(), digest_size=8).hexdigest()
-    return under / f"{home.name[:40]}-{name}"
+    return spools_place() / f"{home.name[:40]}-{name}"
+
+
+def spools_place() -> Path:
+    """The directory of the spools of this host: DISTSUMMARY_SPOOL, or one in that for temporary files."""
+    return Path(os.environ.get(SPOOL) or Path(tempfile.gettempdir(), f"distsummary-{os.getuid()}"))

@@ -6,6 +6,7 @@ Hosts are namespaces of this machine, one of which can be killed; it takes root.
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-HUB = "dshub"
 PORT = 6379
 SHARED = "/tmp/shared"  # on hosts that are given the same directory
 QUIET = {
@@ -46,11 +46,17 @@ class Hosts:
 
     def __init__(self, directory: Path, count: int, *, is_shared: bool = False) -> None:
         self._directory, self._count, self._is_shared = directory, count, is_shared
+        self._tag = f"ds{uuid.uuid4().hex[:4]}"  # before the names of namespaces and links
+        self._hub = f"{self._tag}hub"
         self._inits: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "Hosts":
-        _ip(f"netns add {HUB}")
-        _ip(f"-n {HUB} link add br0 type bridge", f"-n {HUB} link set br0 up", f"-n {HUB} link set lo up")
+        _ip(f"netns add {self._hub}")
+        _ip(
+            f"-n {self._hub} link add br0 type bridge",
+            f"-n {self._hub} link set br0 up",
+            f"-n {self._hub} link set lo up",
+        )
         (self._directory / "shared").mkdir(parents=True, exist_ok=True)
         try:
             for number in range(self._count):
@@ -63,7 +69,7 @@ class Hosts:
     def __exit__(self, *error: object) -> None:
         for number in list(self._inits):
             self.kill(number)
-        _ip(f"netns del {HUB}")
+        _ip(f"netns del {self._hub}")
 
     def address(self, number: int) -> str:
         """The address of a host."""
@@ -85,15 +91,33 @@ class Hosts:
         ]
         return subprocess.run([*inside, *assigned, *command], capture_output=True, text=True, timeout=timeout)
 
-    def start_ray(self, number: int, *options: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start the head of a cluster on host 0, or a worker of it on another host."""
+    def start_ray(
+        self,
+        number: int,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+        open_files: int | None = None,
+    ) -> None:
+        """Start the head of a cluster on host 0, or a worker of it on another host, with that ulimit."""
         here = f"--node-ip-address={self.address(number)}"
         role = ["--head", f"--port={PORT}", "--include-dashboard=false"]
         if number:
             role = [f"--address={self.address(0)}:{PORT}"]
         command = ["ray", "start", *role, here, "--num-cpus=2", "--object-store-memory=100000000", *options]
+        if open_files is not None:
+            command = ["prlimit", f"--nofile={open_files}:{open_files}", *command]
         done = self.run(number, *command, environment=environment)
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def copy(self, number: int, source: Path, target: str) -> None:
+        """Copy a directory of this machine to a host."""
+        shutil.copytree(source, self._directory / "shared" / ".copy")
+        done = self.run(number, "mv", "/mnt/lab/shared/.copy", target)
+        assert done.returncode == 0, done.stderr
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file into the directory that hosts share."""
+        (self._directory / "shared" / Path(path).relative_to(SHARED)).write_text(text)
 
     def kill(self, number: int) -> None:
         """End all processes of a host at once, as a power cut does."""
@@ -101,30 +125,31 @@ class Hosts:
         with contextlib.suppress(ProcessLookupError):
             os.kill(_child_of(init.pid), signal.SIGKILL)  # the first process of its pid namespace: all end
         init.wait()
-        _ip(f"netns del dsh{number}")
+        _ip(f"netns del {self._tag}h{number}")
 
     def cut(self, number: int) -> None:
         """Pull the cable of a host."""
-        _ip(f"-n {HUB} link set dsv{number} down")
+        _ip(f"-n {self._hub} link set {self._tag}v{number} down")
 
     def mend(self, number: int) -> None:
         """Put the cable of a host back."""
-        _ip(f"-n {HUB} link set dsv{number} up")
+        _ip(f"-n {self._hub} link set {self._tag}v{number} up")
 
     def _init_of(self, number: int) -> int:
         return _child_of(self._inits[number].pid)
 
     def _start(self, number: int) -> None:
-        name, mine = f"dsh{number}", self._directory / f"h{number}"
+        name, mine = f"{self._tag}h{number}", self._directory / f"h{number}"
         mine.mkdir(parents=True, exist_ok=True)
         (mine / "boot_id").write_text(f"{uuid.uuid4()}\n")
         lines = [f"{self.address(other)} h{other}" for other in range(self._count)]
         (mine / "hosts").write_text("127.0.0.1 localhost\n" + "\n".join(lines) + "\n")
         _ip(f"netns add {name}")
         _ip(
-            f"link add dsv{number} type veth peer name eth0 netns {name}", f"link set dsv{number} netns {HUB}"
+            f"link add {self._tag}v{number} type veth peer name eth0 netns {name}",
+            f"link set {self._tag}v{number} netns {self._hub}",
         )
-        _ip(f"-n {HUB} link set dsv{number} master br0 up", f"-n {name} link set lo up")
+        _ip(f"-n {self._hub} link set {self._tag}v{number} master br0 up", f"-n {name} link set lo up")
         _ip(f"-n {name} addr add {self.address(number)}/24 dev eth0", f"-n {name} link set eth0 up")
         shared = f"mkdir -p {SHARED}; mount --bind /mnt/lab/shared {SHARED}" if self._is_shared else "true"
         lab, root, environment = map(shlex.quote, map(str, (self._directory, ROOT, Path(sys.prefix))))

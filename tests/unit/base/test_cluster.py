@@ -2,6 +2,7 @@
 
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -19,8 +20,21 @@ def test_an_address_where_nothing_listens_is_named(scheme: str) -> None:
         address = f"{scheme}127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"RAY_ADDRESS='{address}' does not answer .*refused"):
             reachable_cluster(address)
+        # The kernel accepts connections for a process that is stopped.
         bound.listen()
-        assert reachable_cluster(address) == address
+        with pytest.raises(ClusterError, match=r"does not answer .*timed out"):
+            reachable_cluster(address)
+
+
+@pytest.mark.parametrize("answer", [b"\0\0\0\4\0\0\0\0\0", b""])
+def test_a_server_that_answers_or_hangs_up_is_there(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        asked = pool.submit(reachable_cluster, address, connect_s=5.0)
+        link, _ = server.accept()
+        with link:
+            link.sendall(answer)
+        assert asked.result() == address
 
 
 @pytest.mark.parametrize("address", ["256.0.0.1:6379", "127.0.0.1:99999"])

@@ -1,6 +1,7 @@
 """The doctor's checks: which planted fault of which host is named, with what to do."""
 
 import copy
+import fcntl
 import os
 import resource
 from pathlib import Path
@@ -10,15 +11,27 @@ import pytest
 
 from distsummary.errors import RunDirError
 from distsummary.launching.doctor import ERROR, OK, WARNING, doctor, examine
-from distsummary.launching.host_facts import connect, host_facts
+from distsummary.launching.host_facts import Shown, exchange, host_facts
+from distsummary.storage import left_behind
+from distsummary.storage.place import SPOOL
 
 GIB = 1 << 30
 
 
 def host(name: str) -> dict[str, Any]:
-    """A healthy host of a cluster."""
+    """A healthy host of a cluster; h0 is the head, and the home of the run."""
     return {
         "host": name,
+        "is_head": name == "h0",
+        "why_home": "the head of the cluster",
+        "source": "abc",
+        "spools": {
+            "place": "/tmp/distsummary-0",
+            "free": 9 * GIB,
+            "arrived": {},
+            "unsent": {},
+            "removed": {},
+        },
         "python": "3.12.4",
         "versions": {"distsummary": "0.1.0", "ray": "2.60.0", "torch": "2.13.0", "numpy": "2.4.0"},
         "open_files": 65536,
@@ -45,7 +58,7 @@ def host(name: str) -> dict[str, Any]:
 def test_a_healthy_cluster_has_no_complaint() -> None:
     checks = examine([host("h0"), host("h1"), host("h2")])
     assert {check.level for check in checks} == {OK}, checks
-    assert len({check.name for check in checks}) == len(checks) == 8
+    assert len({check.name for check in checks}) == len(checks) == 9
 
 
 # What differs on h1; then the level, the check, and words of its line.
@@ -54,12 +67,20 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "python": ({"python": "3.11.9"}, ERROR, "python", "3.11.9 on h1"),
     "no package": ({"versions": {"distsummary": None}}, ERROR, "distsummary", "not installed on h1"),
     "clock": ({"clock_ahead_s": -3600.0}, ERROR, "clocks", "h1 is 3600 s behind h0"),
-    "not mounted": ({"directory": {"missing": "ENOENT"}}, ERROR, "shared", "h1 does not see /shared/runs"),
-    "another disk": (
-        {"directory": {"beacon": {"seen": False}}},
-        ERROR,
-        "shared",
-        "h1 does not see /shared/runs",
+    "source": ({"source": "abd"}, ERROR, "distsummary", "abd on h1"),
+    "not mounted": ({"directory": {"missing": "ENOENT"}}, WARNING, "home", "h1 does not see it"),
+    "another disk": ({"directory": {"beacon": {"seen": False}}}, WARNING, "home", "mount /shared/runs there"),
+    "no room for a spool": (
+        {"directory": {"beacon": {"seen": False}}, "spools": {"free": GIB // 4}},
+        WARNING,
+        "home",
+        "0.2 GiB on h1",
+    ),
+    "spool left": (
+        {"spools": {"left": {"a-1": 1 << 20}}},
+        WARNING,
+        "spools",
+        "1.0 MiB in /tmp/distsummary-0/a-1 on h1",
     ),
     "no rename": (
         {"directory": {"failed": {"rename": "not supported"}}},
@@ -108,6 +129,28 @@ def test_a_fault_of_one_host_is_named_and_nothing_else_is(fault: str) -> None:
     assert wrong[0].remedy
 
 
+def test_hosts_that_share_nothing_are_healthy() -> None:
+    away = {"directory": {"beacon": {"seen": False}}}
+    checks = examine([host("h0"), changed(host("h1"), away), changed(host("h2"), away)])
+    assert {check.level for check in checks} == {OK}, checks
+    found = next(check.found for check in checks if check.name == "home")
+    assert found.startswith("h0, the head of the cluster. h1, h2 do not see it")
+
+
+def test_a_network_directory_that_the_head_does_not_see_splits_the_run() -> None:
+    here = changed(host("h1"), {"is_head": False})
+    hosts = [here, changed(host("h0"), {"directory": {"missing": "ENOENT", "type": "ext4"}})]
+    [wrong] = [check for check in examine(hosts) if check.level != OK]
+    assert (wrong.level, wrong.name) == (ERROR, "home")
+    assert "h0 does not see /shared/runs of h1" in wrong.found
+
+
+def test_what_another_state_of_the_disk_lacks_has_the_file_system_as_its_remedy() -> None:
+    refused = {"directory": {"failed": {"rename": "Operation not permitted"}}}
+    [wrong] = [check for check in examine([changed(host("h0"), refused)]) if check.level != OK]
+    assert wrong.remedy.startswith("use a file system that has")
+
+
 def test_nodes_without_an_answer_are_grouped_by_reason() -> None:
     silent = {"h7": "no answer within 15 s", "h8": "no answer within 15 s", "h9": "the node is dead"}
     first = examine([host("h0")], silent)[0]
@@ -148,4 +191,39 @@ def test_few_open_files_are_seen_as_they_are() -> None:
 
 
 def test_a_closed_port_has_a_reason() -> None:
-    assert connect("127.0.0.1", 1) is not None
+    assert exchange("127.0.0.1", 1)["blocked"]
+
+
+def test_the_way_to_a_home_is_measured(tmp_path: Path) -> None:
+    with Shown(str(tmp_path), "127.0.0.1") as shown:
+        found = exchange("127.0.0.1", shown.port)
+        assert shown.beacon
+        assert [str(path) for path in tmp_path.iterdir()] == [shown.beacon]
+    assert found["blocked"] is None
+    assert found["mb_per_s"] > 0 < found["round_trip_ms"]
+    assert abs(found["clock_ahead_s"]) < 1
+    assert list(tmp_path.iterdir()) == []
+    assert exchange("127.0.0.1", shown.port)["blocked"]
+
+
+def test_only_spools_that_no_training_writes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SPOOL, str(tmp_path))
+    monkeypatch.setattr(left_behind, "QUIET_S", 0.0)
+    for name in ("left-1", "locked-2"):
+        path = tmp_path / name / "rank_00000" / "events.summary.1.h0.1_MS"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x" * 100)
+    with path.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        for clean, level in ((False, WARNING), (True, OK)):
+            [found] = [check for check in doctor(None, clean=clean).checks if check.name == "spools"]
+            assert found.level == level
+            assert f"{tmp_path}/left-1 on " in found.found
+            assert "locked-2" not in found.found
+    assert [path.name for path in tmp_path.iterdir()] == ["locked-2"]
+    # One in which a file was just written is left alone, too.
+    monkeypatch.setattr(left_behind, "QUIET_S", 60.0)
+    doctor(None, clean=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["locked-2"]
