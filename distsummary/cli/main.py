@@ -16,7 +16,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from distsummary import __version__
 from distsummary.base.columns import named, printable, quoted, width_of
@@ -25,6 +25,9 @@ from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.terminal import cleaned, pausing_progress, printed, showing_progress
 from distsummary.errors import DistSummaryError, InvalidValueError, WorldMismatchError, reason
 from distsummary.landscapes.directions import CENTERINGS, DIRECTIONS
+
+if TYPE_CHECKING:
+    from distsummary.runs.housekeeping import Removal
 
 # Messages name arguments of Python functions; the command line names its options instead. An argument is
 # recognised by the "=" after it (ARGUMENTS), or at the beginning of a message as its subject (FIELDS).
@@ -492,6 +495,83 @@ def runs(options: argparse.Namespace) -> Answer:
     columns = None if options.columns is None else [name.strip() for name in options.columns.split(",")]
     text = text_of(found, columns=columns, width=width_of(sys.stdout))
     return Answer(as_json(found, columns), text)
+
+
+YES = argument("--yes", action="store_true", help="do it; without, only say what would be done")
+
+
+@verb(
+    argument("runs", metavar="RUN", nargs="+", help="run dirs"),
+    YES,
+    example="delete runs/a runs/b --yes",
+    shows_progress=False,
+)
+def delete(options: argparse.Namespace) -> Answer:
+    """Remove runs that have ended: what distsummary wrote there, and no file of others."""
+    from distsummary.runs.housekeeping import delete, each
+
+    return _removed(each(options.runs, lambda path: delete(path, is_sure=options.yes)), options.yes)
+
+
+@verb(
+    argument("directory", metavar="DIR", help="the directory that the run dirs are in"),
+    repeated(
+        "--keep",
+        metavar="WHICH",
+        help="runs that stay: 'best 5 by eval/accuracy' (or lowest, highest), 'newest 10'",
+    ),
+    argument("--older", metavar="AGE", help="only runs that were last written so long ago: 30d, 12h, 2w"),
+    argument("--where", metavar="EXPR", default="", help="only runs such as: config.lr < 0.3 and name ~ 'a'"),
+    argument(
+        "--checkpoints",
+        action="store_true",
+        help="remove no run, but the checkpoints of its path without the last one",
+    ),
+    YES,
+    example="prune runs/ --keep 'best 5 by eval/accuracy' --older 30d",
+)
+def prune(options: argparse.Namespace) -> Answer:
+    """Remove the runs of a directory that are not to be kept, or their checkpoints."""
+    from distsummary.runs.housekeeping import delete, each, read_age, read_keep, to_prune
+    from distsummary.runs.run_table import open_runs
+
+    if not (options.keep or options.older or options.where):
+        raise InvalidValueError(
+            "prune needs --keep, --older or --where: without any of them no run would stay"
+        )
+    keep = [read_keep(text) for text in options.keep or ()]
+    older_s = None if options.older is None else read_age(options.older)
+    table = open_runs(options.directory).where(options.where)
+    paths = to_prune(table, keep=keep, older_s=older_s)
+    removed = each(
+        paths,
+        lambda path: delete(path, is_sure=options.yes, checkpoints_only=options.checkpoints),
+    )
+    # A run that still trains stays: that is no failure.
+    return _removed(removed, options.yes)._replace(code=int(any(one.files and one.reason for one in removed)))
+
+
+@verb(
+    RUN,
+    argument("name", metavar="NAME", help="the new name of its directory"),
+    YES,
+    example="rename runs/20260131-235959 baseline --yes",
+    shows_progress=False,
+)
+def rename(options: argparse.Namespace) -> Answer:
+    """Give the directory of a run that has ended another name."""
+    from distsummary.runs.housekeeping import rename
+
+    found = rename(options.run_dir, options.name, is_sure=options.yes)
+    return _removed([found], options.yes, verb=f"rename to {printable(options.name)}:")
+
+
+def _removed(found: "list[Removal]", is_sure: bool, *, verb: str = "remove") -> Answer:
+    """The answer of delete, prune and rename; 1 if a run could not be removed."""
+    from distsummary.runs.housekeeping import text_of
+
+    text = text_of(found, verb=verb, is_sure=is_sure, width=width_of(sys.stdout))
+    return Answer({"runs": found}, text, int(any(one.reason for one in found)))
 
 
 @verb(
