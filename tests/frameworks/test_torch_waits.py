@@ -3,6 +3,7 @@
 import functools
 import os
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,9 +18,10 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
+from distsummary.format.own_tags import WAIT_MS
 from distsummary.rundir.topology import Topology
 from distsummary.training.run import Run
-from distsummary.training.timing.phases import Phases
+from distsummary.training.timing.phases import BACKWARD, RECORDING, TAGS, Phases
 from distsummary.training.timing.torch_waits import TorchWaits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
@@ -119,6 +121,39 @@ def test_ddp_waits_in_forward_for_its_buffers_and_zero_in_the_optimizer(phases: 
     plain(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     assert phases.take_calls() >= 1
+
+
+@pytest.mark.parametrize("kind", ["gradient", "module", "accumulated"])
+def test_a_hook_of_the_last_gradient_is_no_waiting_and_what_ddp_waits_for_is(kind: str) -> None:
+    def late(*arguments: Any) -> None:
+        time.sleep(0.02)
+
+    def exchange(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        found: torch.futures.Future[Tensor] = torch.futures.Future()
+        threading.Timer(0.05, found.set_result, [bucket.buffer()]).start()
+        return found
+
+    layer = nn.Linear(4, 4)
+    model = DistributedDataParallel(nn.Sequential(layer, nn.Linear(4, 4)))
+    model.register_comm_hook(None, exchange)
+    if kind == "gradient":
+        layer.weight.register_hook(late)
+    elif kind == "module":
+        layer.register_full_backward_hook(late)
+    else:
+        layer.weight.register_post_accumulate_grad_hook(late)
+    phases = Phases()
+    waits = TorchWaits(phases)
+    try:
+        for step in range(3):
+            phases.begin_step(step)
+            model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+            found = phases.take(RECORDING)
+            assert found[TAGS[BACKWARD][1]] >= 20
+            assert found[WAIT_MS] >= 45
+    finally:
+        waits.close()
+        phases.close()
 
 
 def test_compiled_code_waits_without_a_graph_break_and_is_not_compiled_again() -> None:

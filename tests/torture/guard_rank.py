@@ -66,6 +66,8 @@ MEASURED = {
     "_Call.__call__",
     "_Engine.run_backward",
     "_Engine.run_backward.<locals>.<genexpr>",
+    "_mark_gradients",
+    "_mark_gradients.<locals>.queue",
     "_ddp_waits.<locals>.prepare_for_backward",
     "_report",
     "_stop",

@@ -231,6 +231,21 @@ class Phases:
         self._before, self.is_in_backward = self.current, True
         self.enter(BACKWARD)
 
+    @property
+    def waits_after_gradients(self) -> bool:
+        """Whether this backward pass waits for other ranks at its end alone, in this thread."""
+        return self.is_backward_shared and not self.is_computing_shared and self.device is None
+
+    def begin_gradients(self) -> None:
+        """Until `end_gradients`, the backward pass waits for no other rank."""
+        self.is_backward_shared = False
+
+    def end_gradients(self) -> None:
+        """All gradients are there: from now on, blocked time of this backward pass is waiting."""
+        if self.is_in_backward and get_ident() == self._thread:
+            self._account()
+            self.is_backward_shared = True
+
     def end_backward(self) -> None:
         """It has ended, or failed."""
         before = self._before

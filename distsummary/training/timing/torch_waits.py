@@ -3,8 +3,8 @@
 Synchronous collectives, those that other libraries call, and the use of a functional collective's result all
 end in one of few calls, which are replaced by the same call between two looks at the clocks. Names that were
 imported before mean the replaced calls, too, since these are attributes of classes and of operators. What
-waits in C++ alone is not seen: DDP in its backward passes, in which only CPU time counts, therefore, and
-code that AOTInductor compiles to C++.
+waits in C++ alone is not seen, such as code that AOTInductor compiles. So does DDP, but at the end of a
+backward pass, which is known on a CPU.
 """
 
 import functools
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
-from torch import distributed
+from torch import Tensor, distributed
 from torch.compiler import is_compiling
 
 from distsummary.frameworks.torch_private import wait_calls
@@ -169,12 +169,39 @@ def _engine_of(kind: Any) -> Any:
             if any(phases.is_in_backward for phases in measured):
                 return super().run_backward(*args, **kwargs)
             _report(measured, "begin_backward")
+            shared = tuple(phases for phases in measured if phases.waits_after_gradients)
+            mark = _mark_gradients(self, args[0], shared) if shared and args else None
             try:
                 return super().run_backward(*args, **kwargs)
             finally:
+                if mark is not None:
+                    mark.remove()
                 _report(measured, "end_backward")
 
     return _Engine()
+
+
+def _mark_gradients(engine: Any, roots: Any, shared: tuple[Phases, ...]) -> Any:
+    """Report when the backward pass of these tensors has all gradients: DDP waits for other ranks after that.
+
+    The engine calls what was queued in the order in which it was. DDP queues its wait with the last
+    gradient, this the call of `end_gradients` with the first. Returns the hook, which is to be removed.
+    """
+
+    def queue(gradient: Any) -> None:
+        try:
+            engine.queue_callback(functools.partial(_report, shared, "end_gradients"))
+        except Exception as error:
+            _stop(shared, error)
+
+    [root, *_] = (roots,) if isinstance(roots, Tensor) else roots
+    try:
+        found = root.register_hook(queue)
+    except Exception:
+        # It is no tensor, or takes no hook: only CPU time of this pass counts, as before its begin.
+        return None
+    _report(shared, "begin_gradients")
+    return found
 
 
 def _ddp_waits(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -383,6 +383,22 @@ def test_what_blocks_a_backward_pass_in_which_ddp_waits_is_waiting(clocks: Turne
     assert of(found, WAIT) == (0, 7, 0)
 
 
+def test_where_it_is_known_that_all_gradients_are_there_only_what_follows_is_waiting(
+    clocks: Turned, phases: Phases
+) -> None:
+    phases.is_backward_shared = True
+    phases.begin_backward()
+    assert phases.waits_after_gradients
+    phases.begin_gradients()
+    clocks.turn(cpu=1, blocked=7)  # such as a hook that sleeps
+    phases.end_gradients()
+    clocks.turn(cpu=1, blocked=3)
+    phases.end_backward()
+    found = phases.take(RECORDING)
+    assert of(found, BACKWARD) == (2, 7, 0)
+    assert of(found, WAIT) == (0, 3, 0)
+
+
 class Starved(WorkerQueues):
     """Workers that waited for so long since the last step."""
 
