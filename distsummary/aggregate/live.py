@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from distsummary.aggregate.judging import Judging
 from distsummary.aggregate.merged_files import MERGED, refuse_foreign_files
@@ -19,12 +20,13 @@ from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.judge import BUSY_STEPS
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.errors import RunDirError
+from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.events.files import Files
 from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import Damage
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
+from distsummary.format.definitions import Definitions
 from distsummary.format.lineage import lineage_values
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
@@ -46,7 +48,8 @@ class LiveReport:
         steps: how many steps the merged files of the attempt have.
         short: how many of them were written while a rank that lived had not reported them for 30 s.
         late: how many values came after their step had been written without them, or could not be read or
-            written when it was; the files of the ranks have them.
+            written when it was, or were merged in another way than run.json defines now; the files of the
+            ranks have them.
         is_continued: whether an earlier LiveMerge began the files; what came late to it is unknown.
         sharded: how many shards could not be put together, as in `MergeReport`. short_norms: likewise.
         last_step: the highest step; last_s: the latest wall time, in seconds since the epoch.
@@ -128,6 +131,8 @@ class LiveMerge:
         self._alerts = Alerts(run) if alerts is None else alerts
         self._judging = Judging(Meshes(directories), self._alerts.report)
         self._merger = Merger(self._files, self._judging, key_tags=key_tags, grows=True)
+        self._run, self._written = run, 0  # when the run.json was written whose definitions are used
+        self._defined: list[tuple[str, Any]] = []
         self._short = 0
         self._troubles: set[str] = set()  # that were logged
 
@@ -161,6 +166,7 @@ class LiveMerge:
 
     def _merge(self, floor: float, strict_floor: float, now: float, wait_s: float) -> None:
         """Put what is due into the files."""
+        self._define()
         due = self._pending.due(floor, strict_floor, now, wait_s)
         self._short += due.short
         # The graph belongs at the beginning of the files: it goes with the first steps, or alone at the end.
@@ -177,6 +183,22 @@ class LiveMerge:
         if self._judging.abstained >= BUSY_STEPS:
             self._report(BUSY)
         self._merger.advance()
+
+    def _define(self) -> None:
+        """Use the definitions in run.json, which rank 0 writes before its first value: after a `poll`."""
+        try:
+            written = self._run.manifest_path.stat().st_mtime_ns
+            if written == self._written:
+                return
+            manifest, self._written = self._run.read_manifest(), written
+            defined = manifest.get("define", {})
+            if manifest["run_id"] and [*defined.items()] != self._defined:
+                self._merger.define(Definitions(defined))
+                self._defined = [*defined.items()]
+        except FileNotFoundError:
+            return  # a run.json that was removed leaves the definitions as they are
+        except (DistSummaryError, OSError) as error:
+            self._report(f"the definitions of tags cannot be read now: {error}")
 
     def show(self, verdicts: Iterable[Verdict]) -> None:
         """Show verdicts that do not come from what the ranks recorded, as the step of a hang may never end.
@@ -218,7 +240,7 @@ class LiveMerge:
             steps=files.steps,
             short=self._short,
             # All that makes these files differ from a merge of the rank files.
-            late=merger.late + merger.missing + files.missing,
+            late=merger.inexact + files.missing,
             is_continued=files.is_continued,
             sharded=merger.sharded,
             short_norms=self._merger.norms.short,

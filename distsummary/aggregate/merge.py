@@ -33,6 +33,7 @@ from distsummary.events.files import Files
 from distsummary.events.reader import Damage
 from distsummary.events.segments import lineage_files, segments
 from distsummary.events.spec import WriterSpec
+from distsummary.format.definitions import Definitions
 from distsummary.format.encode import Refusal
 from distsummary.format.own_tags import RANKS_TAG
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD
@@ -93,11 +94,12 @@ def merge_run(
 
     The files are written in MindSpore's and in TensorBoard's dialect; next to files that another program
     wrote for TensorBoard, only in the latter. A scalar becomes its mean over the ranks that recorded it at
-    the step. Tags in KEY_TAGS or `key_tags`, and other tags in which the ranks differ, also get `<tag>/min`,
-    `/median`, `/max` and `/argmax_rank` (see `statistics.StatisticsRule`). The graph and each histogram,
-    tensor, image and text come from the lowest rank that has them; `merge_lineage` merges the lineages. Each
-    step has one event, or several if it is large, with the latest wall time of any rank. Merging the same
-    rank files again gives equal merged files. Directories of the role eval are merged likewise, into `eval`.
+    the step, or what `define` of run.json says. Tags in KEY_TAGS or `key_tags`, and other tags in which the
+    ranks differ, also get `<tag>/min`, `/median`, `/max` and `/argmax_rank` (see
+    `statistics.StatisticsRule`). The graph and each histogram, tensor, image and text come from the lowest
+    rank that has them; `merge_lineage` merges the lineages. Each step has one event, or several if it is
+    large, with the latest wall time of any rank. Merging the same rank files again gives equal merged files.
+    Directories of the role eval are merged likewise, into `eval`.
 
     Args:
         run_dir: the run dir.
@@ -203,7 +205,8 @@ def _merge_role(
         merged = StepFiles(staged, earlier)
         alerts = Alerts(run_dir)
         judging = Judging(Meshes(directories)) if role == "train" else None
-        merger = Merger(merged, judging, key_tags=key_tags)
+        definitions = Definitions(manifest.get("define", {}))
+        merger = Merger(merged, judging, key_tags=key_tags, definitions=definitions)
         if ranks.graph is not None:
             merger.feed_graph(ranks.graph)
         # Hangs cannot be found in the scalars again: they were noted while the ranks trained.

@@ -28,6 +28,7 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError
 from distsummary.events.reader import Damage
 from distsummary.events.shards import AddedShards
+from distsummary.format.definitions import Definitions
 from distsummary.format.own_tags import RANKS_TAG
 from distsummary.format.records import CUSTOM_SCALARS, MAX_TAG_BYTES, NORMS, Value
 
@@ -49,6 +50,7 @@ class Merger:
         files: take the steps.
         judging: judges the steps; None leaves that out.
         key_tags: more scalar tags that get all statistics.
+        definitions: what the merged values are; see `define`.
         grows: whether the files are read while they grow. A verdict is shown at its own step then, and the
             charts of TensorBoard are written when a statistic is new; else no step falls, and the charts come
             at the end.
@@ -66,13 +68,14 @@ class Merger:
         judging: Judging | None,
         *,
         key_tags: Collection[str] = (),
+        definitions: Definitions | None = None,
         grows: bool = False,
     ) -> None:
         self.late = self.sharded = self.missing = 0
         self.damage: list[Damage] = []
         self.norms = AddedNorms()
         self._files, self._judging, self._grows = files, judging, grows
-        self._rule = StatisticsRule(key_tags)
+        self._rule = StatisticsRule(key_tags, definitions)
         self._merged_to: dict[str, int] = {}  # scalar tag -> the last step that the rule was given with it
         self._bulk_to: dict[Key, int] = {}
         self._recorded: set[str] = set()  # tags that ranks recorded
@@ -86,6 +89,15 @@ class Merger:
         self._values: dict[int, list[Value]] = {}
         self._bulk: dict[int, Values] = {}
         self._verdicts: list[Verdict] = []
+
+    def define(self, definitions: Definitions) -> None:
+        """Use these definitions from the next step on."""
+        self._rule.define(definitions)
+
+    @property
+    def inexact(self) -> int:
+        """How many values a merge of the rank files would add or make in another way."""
+        return self.late + self.missing + self._rule.inexact
 
     def feed_graph(self, graph: RecordedGraph) -> None:
         """Take the graph, which belongs to no step; the first one counts."""

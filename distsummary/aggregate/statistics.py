@@ -5,16 +5,17 @@ running training and a merge of its finished files write the same.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from distsummary.aggregate.rank_columns import Floats, Ints, RecordedScalars
+from distsummary.aggregate.across import across_ranks
+from distsummary.aggregate.rank_columns import Bools, Floats, Ints, RecordedScalars
+from distsummary.format.definitions import MEAN, WEIGHTED, Definitions
 from distsummary.format.own_tags import (
     CHECK_TAGS,
     DATA_WAIT_MS,
@@ -73,7 +74,7 @@ class RankStatistics:
     median: Floats
     max: Floats
     argmax_rank: Ints
-    differ: NDArray[np.bool_]
+    differ: Bools
 
 
 def over_ranks(ranks: Ints, points: Ints, values: Floats) -> RankStatistics:
@@ -135,7 +136,8 @@ class StatisticsRule:
 
     At each step:
 
-    - A tag has its mean over the ranks that recorded it there. If a rank recorded it twice, the last counts.
+    - A tag has its mean over the ranks that recorded it there, or what its definition says (`across`, see
+      `across_ranks`); none where no rank has a weight. If a rank recorded it twice, the last counts.
     - Its statistics (see `over_ranks` and `statistics_of`) are there for the declared tags, which are
       KEY_TAGS and `key_tags`, and for each other tag from the first step on at which its ranks differ; for at
       most MAX_DIFFERING others, in the order in which they began to (by step, then by tag).
@@ -148,15 +150,27 @@ class StatisticsRule:
     - Tags that begin with PHASE_TAGS or CHECK_TAGS are left out.
 
     Values count as the files hold them: as float32.
+
+    Attributes:
+        inexact: how often the merged values are not those that a rule gives which has the definitions from
+            the first step on, and the weights of late values with them.
     """
 
-    def __init__(self, key_tags: Collection[str] = ()) -> None:
+    def __init__(self, key_tags: Collection[str] = (), definitions: Definitions | None = None) -> None:
+        self.inexact = 0
+        self._definitions = definitions or Definitions({})
+        self._unweighted: set[str] = set()  # tags of which ranks without a weight were named
         self._declared = KEY_TAGS | set(key_tags)
         self._recorded: dict[str, int] = {}  # tag -> its first step
         self._begun: dict[str, int] = {}  # tag -> the first step at which the ranks differ
         self._sampled: dict[str, _Newest] = {}
         self._last: int | None = None
         self._is_full = False
+
+    def define(self, definitions: Definitions) -> None:
+        """Use these definitions from the next step on."""
+        before, self._definitions = self._definitions, definitions
+        self.inexact += sum(_across(before, tag) != _across(definitions, tag) for tag in self._recorded)
 
     def add(self, rows: RecordedScalars) -> list[MergedStep]:
         """The merged scalars of some steps, in rising order.
@@ -183,11 +197,11 @@ class StatisticsRule:
         """
         found = [
             MergedStep(step, [value for value in values if value.tag != RANKS_TAG or value.tag in rows.tags])
-            for step, values in self._add(rows)
+            for step, values in self._add(rows, is_late=True)
         ]
         return [merged for merged in found if merged.values]
 
-    def _add(self, rows: RecordedScalars) -> list[MergedStep]:
+    def _add(self, rows: RecordedScalars, *, is_late: bool = False) -> list[MergedStep]:
         rows = _without_phases(rows)
         if not len(rows.steps):
             return []
@@ -211,8 +225,28 @@ class StatisticsRule:
         for tag, index in zip(tags, first.tolist(), strict=True):
             if index < len(steps):
                 self._recorded.setdefault(tag, int(steps[index]))
-        statistics = over_ranks(*self._held(tags, ranks, points, values))
-        return list(self._merged(steps.tolist(), tags, statistics, counts.tolist()))
+        held = self._held(tags, ranks, points, values)
+        statistics = over_ranks(*held)
+        hows = {at: how for at, tag in enumerate(tags) if (how := _across(self._definitions, tag)) != MEAN}
+        across = across_ranks(hows, place, held, statistics.points, statistics.mean)
+        short = statistics.points[across.is_short]
+        if is_late:
+            self.inexact += len(short)
+        else:
+            self._name_unweighted({tags[at % len(tags)]: int(steps[at // len(tags)]) for at in short[::-1]})
+        statistics = replace(statistics, mean=across.merged)
+        return list(self._merged(steps.tolist(), tags, statistics, across.is_there, counts.tolist()))
+
+    def _name_unweighted(self, first: Mapping[str, int]) -> None:
+        """Name each tag once with a rank that was left out since it has no weight, and the step."""
+        for tag in sorted(first.keys() - self._unweighted):
+            self._unweighted.add(tag)
+            weights = _across(self._definitions, tag).removeprefix(WEIGHTED)
+            logger.warning(
+                "%r is weighted by %r, which a rank with a value did not record at step %d: such a rank does "
+                "not count there, and a step at which no rank has a weight has no merged value",
+                tag, weights, first[tag],
+            )  # fmt: skip
 
     def _held(
         self, tags: Sequence[str], ranks: Ints, points: Ints, values: Floats
@@ -233,10 +267,15 @@ class StatisticsRule:
         return found_ranks, found_points, found_values
 
     def _merged(
-        self, steps: Sequence[int], tags: Sequence[str], statistics: RankStatistics, counts: Sequence[int]
+        self,
+        steps: Sequence[int],
+        tags: Sequence[str],
+        statistics: RankStatistics,
+        is_there: Bools,
+        counts: Sequence[int],
     ) -> Iterator[MergedStep]:
         where, which = np.divmod(statistics.points, len(tags))
-        columns = (where, which, statistics.mean, statistics.min, statistics.median, statistics.max)
+        columns = (where, which, is_there, statistics.mean, statistics.min, statistics.median, statistics.max)
         # Points rise by step, then by tag: that is the order in which MAX_DIFFERING counts.
         differ = np.flatnonzero(statistics.differ)
         _, firsts = np.unique(which[differ], return_index=True)
@@ -255,8 +294,9 @@ class StatisticsRule:
         for index, same_step in groupby(rows, key=itemgetter(0)):
             step = steps[index]
             values: list[Value] = []
-            for _, number, mean, *others in same_step:
-                values.append(Value("scalar", tags[number], mean))
+            for _, number, has_value, merged, *others in same_step:
+                if has_value:
+                    values.append(Value("scalar", tags[number], merged))
                 if step >= begin[number]:
                     named = zip(until[number], others, strict=True)
                     values += [Value("scalar", name, float(x)) for (name, end), x in named if step < end]
@@ -315,6 +355,10 @@ class _Newest:
         newest = newest[counts]
         rows, columns = np.nonzero(newest >= 0)
         return known[columns], unique[counts[1:]][rows], numbers[newest[rows, columns]]
+
+
+def _across(definitions: Definitions, tag: str) -> str:
+    return definitions.of(tag).across or MEAN
 
 
 def _without_phases(rows: RecordedScalars) -> RecordedScalars:

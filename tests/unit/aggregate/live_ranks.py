@@ -21,6 +21,7 @@ from distsummary.format.records import (
     Value,
 )
 from distsummary.format.scalar_rows import row_of
+from distsummary.rundir.attempts import note_fields
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 
@@ -69,6 +70,9 @@ class Ranks:
         )
         self.lives.append(live)
         return live
+
+    def define(self, definitions):
+        note_fields(self.run_dir, ("train", self.attempt), {"define": definitions})
 
     def close(self):
         for live in self.lives:  # also those that a test left as a killed process leaves them

@@ -33,6 +33,8 @@ from tests.unit.aggregate.live_ranks import Ranks, scalar, series, tagged
 
 SHARD = Shard(global_shape=(4,), offset=(2,))
 
+ACROSS = {"loss": "mean:samples", "gro*": "sum", "rare": "max", "eval/*": "min", "flat": "sum"}
+
 
 def points(ranks, tag, plugin="scalar", dialect=MINDSPORE):
     return [(step, eval(value)) for step, value in series(ranks.run_dir.base, dialect).get((plugin, tag), ())]
@@ -377,6 +379,8 @@ def events_of_rank(rng, rank, world_size, steps):
     events, older = [], []
     for step in steps:
         values = {"loss": rng.random(), "lr": 0.1 * step, "flat": 1.0}
+        if rng.random() < 0.9:
+            values["samples"] = rng.random()
         if step > 3:
             values["grown"] = rng.choice([1.0, float(rank)])
         if rng.random() < 0.1:
@@ -417,6 +421,7 @@ def follow_at_random(seed, path):
     """Ranks of unequal pace that are merged while they write, and afterwards, give the same; some die."""
     rng = random.Random(seed)
     ranks = Ranks(path / "run", rng.randint(1, 4) + 1)
+    ranks.define({name: {"across": how} for name, how in ACROSS.items()})
     left = {}
     for rank in range(ranks.world_size):
         steps = range(1, rng.choice([6, 20, 20, 20]))  # some ranks die
