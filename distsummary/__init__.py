@@ -231,7 +231,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from distsummary.base.names_elsewhere import GUIDE, PACKAGE
+
+        hint = f"; here it is {PACKAGE[name]} ({GUIDE})" if name in PACKAGE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     # Python then finds the name without calling this function again.
     globals()[name] = value

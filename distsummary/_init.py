@@ -99,9 +99,10 @@ def init(
             joined by dots. They are shown in MindInsight's lineage and on TensorBoard's page HPARAMS, and
             stored in run.json; values that look like secrets are replaced by ***.
         name, group, tags, notes: what people call the run, in the table of runs and on its page: a name (by
-            default that of its directory), the group that it belongs to, such as a sweep (each one line of up
-            to 200 characters), tags (a list of texts), and up to 10,000 characters of notes. Those of rank 0
-            are kept in run.json; an attempt that leaves one out keeps the one before.
+            default that of its directory) and the group that it belongs to, such as a sweep (each one line of
+            up to 200 characters), up to 100 tags (a list of texts of up to 100 characters), and up to 20,000
+            characters of notes. Those of rank 0 are kept in run.json; an attempt that leaves one out keeps
+            the one before.
         define: what the values of tags mean, as for `Run.define`: a tag or glob -> a dict with "across",
             "best" and "unit", such as {"tokens": {"across": "sum", "unit": "tokens/s"}}.
         histograms: which parameters of `watch` that require a gradient get histograms: those whose names
@@ -347,7 +348,7 @@ def position(resume: Resumed | None, initial_step: int, initial_epoch: int) -> t
         raise InvalidTypeError(
             "resume must be what ds.resume(checkpoint, model, optimizer) returned, got "
             f"{resume!r} of type {type(resume).__name__}; call ds.resume, or pass initial_step= and "
-            "initial_epoch="
+            'initial_epoch=; on_existing="attempt" continues in a directory from step 0'
         )
     if initial_step or initial_epoch:
         raise InvalidValueError(

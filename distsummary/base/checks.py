@@ -28,15 +28,27 @@ def check_type(
 
 
 def suggests(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: an argument that there is not raises InvalidTypeError, which names the nearest one."""
+    """Decorator: an argument that there is not raises InvalidTypeError, which says what there is instead.
+
+    So does the missing first one, the directory of the run.
+    """
     names = [*inspect.signature(function).parameters]
 
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
         for name in named.keys() - names:
+            from distsummary.base.names_elsewhere import ARGUMENTS, GUIDE
+
             near = get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}?" if near else f"its arguments are {', '.join(names)}"
+            if name in ARGUMENTS:
+                hint = f"{ARGUMENTS[name]} ({GUIDE})"
             raise InvalidTypeError(f"{function.__name__} has no argument {name!r}; {hint}")
+        if not args and names[0] not in named:
+            raise InvalidTypeError(
+                f"{function.__name__} needs {names[0]}, the directory of the run; write "
+                f'{function.__name__}("runs/a"), or "runs/{{time}}" for one that is named by its start'
+            )
         return function(*args, **named)
 
     return call

@@ -39,7 +39,7 @@ from distsummary.training.callbacks import (
     is_sink,
     step_of,
 )
-from distsummary.training.recorder import counted
+from distsummary.training.recorder import Identity, counted
 from distsummary.training.step_context import StepContext
 from distsummary.training.timing.phases import CHECKPOINT, EVALUATION
 
@@ -102,6 +102,8 @@ class CollectorCallback(Callback):
             record=self._keep,
             alert=self._report,
             define=self._define,
+            identity=self._identity,
+            summary=lambda: self._summary if self._session is None else self._session.summary(),
             failures=self._failures,
         )
         self._schedule = Schedule(self._settings, recorder=self.recorder, failures=self._failures)
@@ -112,6 +114,7 @@ class CollectorCallback(Callback):
         self._recorded: object = None  # the `logged` dict that was recorded last
         self._early: list[tuple[str, int, str, str]] = []  # alerts before the session was open
         self._defined = self._settings.define
+        self._summary: dict[str, float] = {}  # of the session that was closed
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
@@ -136,6 +139,17 @@ class CollectorCallback(Callback):
         self._defined = defined_later(self._defined, defined)
         if self._session is not None:
             self._session.note_of_run({"define": defined})
+
+    def _identity(self) -> Identity:
+        """What the run is called; an earlier attempt or rank 0 may have written that to run.json."""
+        labels, base = self._settings.labels, self.run_dir.home
+        manifest = self._failures.call("run.json", self.run_dir.read_manifest) or {}
+        return Identity(
+            name=str(labels.get("name") or manifest.get("name") or base.name),
+            id=manifest.get("run_id", "") if self._session is None else self._session.run_id,
+            home=base,
+            config=self._settings.config.nested,
+        )
 
     # The hooks have the older names, as those of MindSpore's collector: a subclass may override them, and a
     # loop may call them by hand.
@@ -480,6 +494,7 @@ class CollectorCallback(Callback):
         try:
             if session is not None:
                 self._health = session.close(error) or self._failures.health
+                self._summary = self._failures.call("the summary", session.summary) or {}
         finally:
             self._session = self._admission = None
             if admission is not None:

@@ -10,6 +10,7 @@ from distsummary.collect.values.checked_values import checked_value
 from distsummary.errors import InvalidValueError
 from distsummary.events.overhead import Overhead
 from distsummary.format.records import MINDSPORE, Value
+from distsummary.training.recorder import Identity
 
 ONLY_MINDSPORE = ("tensor", "landscape")  # TensorBoard's files have no place for these plugins
 
@@ -27,6 +28,7 @@ class RunRecorder:
         record: takes values while no session is open.
         alert: reports a cause at a step with its evidence and level.
         define: takes definitions, see `Run.define`.
+        identity: returns what the run is called. summary: returns the newest numbers by tag.
         failures: counts the values that the Run drops.
 
     Attributes:
@@ -43,6 +45,8 @@ class RunRecorder:
         record: Callable[..., None],
         alert: Callable[[str, int, str, str], None],
         define: Callable[[Mapping[str, object]], None],
+        identity: Callable[[], Identity],
+        summary: Callable[[], dict[str, float]],
         failures: Failures,
     ) -> None:
         self.dir = path
@@ -50,6 +54,7 @@ class RunRecorder:
         self.record, self.health, self.failures = record, health, failures
         self.gather: Callable[[], None] = lambda: None
         self.alert, self.define = alert, define
+        self.identity, self.summary = identity, summary
         self.overhead = Overhead()
         self._formats, self._exports = formats, exports
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +35,7 @@ from distsummary.diagnosis.verdict import ERROR, MESSAGE, OVERHEAD, UNSAVED, WAR
 from distsummary.errors import ClosedError, MissingRunDirError
 from distsummary.events.overhead import Overhead
 from distsummary.events.segments import segments
-from distsummary.format.own_tags import EPOCH, EVERY, OWN_MS, RUN_TEXT, WAIT_MS
+from distsummary.format.own_tags import EPOCH, EVERY, OWN_MS, RUN_TEXT, WAIT_MS, is_own
 from distsummary.format.records import DIALECTS, LINEAGE_PLUGINS, Event, Value
 from distsummary.format.scalar_rows import MAX_PACKERS, row_struct
 from distsummary.rundir.attempts import Registration, newest_attempt
@@ -49,6 +50,7 @@ from distsummary.rundir.topology import Topology, lost_driver
 from distsummary.training.recorder import counted
 from distsummary.training.run import STEP_TIMES
 from distsummary.training.timing.phases import CHECKPOINT, EVALUATION, STEP_PHASES
+from distsummary.training.values import resolve
 
 if TYPE_CHECKING:
     from distsummary.checkpoints.landscape_spec import LandscapeSpec
@@ -90,6 +92,16 @@ def find_past(run_dir: RunDir, topology: Topology) -> Past | None:
         run_id=manifest["run_id"], attempt=entry["attempt"], created=manifest["created"]
     )
     return Past(registration, rank_dir, formats) if formats else None
+
+
+class _Row:
+    """A row of numbers: their tags, what packs one, and the newest one with its step."""
+
+    __slots__ = ("numbers", "pack", "step", "tags")
+
+    def __init__(self, tags: tuple[str, ...]) -> None:
+        self.tags, self.pack = tags, row_struct(len(tags)).pack
+        self.step, self.numbers = -1, NOTHING
 
 
 class Session:
@@ -158,7 +170,8 @@ class Session:
         self._writer, _ = open_writer(
             spec, settings.record.collectors, ranks=topology.local_world_size, is_timed=True
         )
-        self._packers: dict[tuple[str, ...], tuple[tuple[str, ...], Callable[..., bytes]]] = {}
+        self._rows: dict[tuple[str, ...], _Row] = {}
+        self._newest: dict[str, tuple[int, object]] = {}  # tag -> step and number, of what is in no row
         self._files = Background(failures.health, raise_exception=spec.raise_exception)
         # A second thread: git and a driver may be slow, and checkpoints must not wait for them.
         self._messages = Background(failures.health, raise_exception=spec.raise_exception, close_s=MESSAGES_S)
@@ -328,27 +341,26 @@ class Session:
         if self._leaves_out:
             numbers = {name: number for name, number in numbers.items() if name not in self._leaves_out}
         try:
+            try:
+                row = self._rows[(*numbers,)]
+            except KeyError:
+                if not (numbers or values):
+                    return
+                row = self._new_row((*numbers,))
+            row.step, row.numbers = step, numbers
             if values:
+                self._newest.update((one.tag, (step, one.data)) for one in values if one.plugin == "scalar")
                 self._write(step, numbers, values)
                 self._last_step = step
                 return
             try:
-                tags, pack = self._packers[(*numbers,)]
-            except KeyError:
-                if not numbers:
-                    return
-                if len(self._packers) >= MAX_PACKERS:
-                    self._packers.clear()
-                tags = (*numbers,)
-                _, pack = self._packers[tags] = tags, row_struct(len(tags)).pack
-            try:
-                row = pack(time.time(), step, *numbers.values())
+                packed = row.pack(time.time(), step, *numbers.values())
             except (struct.error, OverflowError):
                 # Some values are not numbers of the host, such as those still on a device.
                 scalars = [Value("scalar", tag, number) for tag, number in numbers.items()]
                 self._writer.write(Event(step, time.time(), scalars))
             else:
-                self._writer.write_row(tags, row)
+                self._writer.write_row(row.tags, packed)
             self._last_step = step
         except ClosedError:
             # After an early end the loop continues: what it still gives is counted as dropped.
@@ -359,6 +371,34 @@ class Session:
             self.failures.count(f"{self._end.reason}, while the loop continues", dropped=lost)
         finally:
             self.overhead.spent_s += time.perf_counter() - begun_s
+
+    def _new_row(self, tags: tuple[str, ...]) -> _Row:
+        if len(self._rows) >= MAX_PACKERS:
+            self._newest = self._newest_numbers()
+            self._rows.clear()
+        row = self._rows[tags] = _Row(tags)
+        return row
+
+    def _newest_numbers(self) -> dict[str, tuple[int, object]]:
+        found = self._newest.copy()
+        for row in sorted(self._rows.values(), key=attrgetter("step")):
+            for tag, number in row.numbers.items():
+                if found.get(tag, (-1,))[0] <= row.step:
+                    found[tag] = row.step, number
+        return found
+
+    def summary(self) -> dict[str, float]:
+        """The newest number of each tag of the user, by name; waits for those that are still on a device."""
+        return {
+            tag: resolve(number)  # type: ignore[arg-type]  # what a Run gives are Scalars
+            for tag, (_, number) in sorted(self._newest_numbers().items())
+            if not is_own(tag)
+        }
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self._registration.run_id
 
     def _add_own(self, numbers: Mapping[str, object]) -> None:
         """Add what a step took this rank, for its heartbeats; a marked step stands for those around it."""

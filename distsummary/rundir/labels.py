@@ -1,13 +1,14 @@
-"""Labels: what people call a run, its name, group, tags and notes, as run.json keeps them."""
+"""What people may call a run: the checks of its name, group, tags and notes, when given and when changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distsummary.base.checks import check_text, check_type
 from distsummary.base.redaction import redacted
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
-MOST_NAME, MOST_NOTES, MOST_TAGS = 200, 10_000, 100  # characters of a name, group or tag; of notes; tags
+MOST = {"name": 200, "group": 200, "tag": 100, "notes": 20_000}  # characters
+MOST_TAGS = 100
 
 
 def check_labels(
@@ -16,14 +17,14 @@ def check_labels(
     tags: str | Sequence[str] | None = None,
     notes: str | None = None,
 ) -> dict[str, Any]:
-    """The labels that are given (not None) by their keys in run.json; `tags` without repetitions.
+    """The labels that are given (not None), by their keys in run.json.
 
-    What looks like a secret is replaced. Raises InvalidTypeError or InvalidValueError.
+    Raises InvalidTypeError or InvalidValueError.
     """
     given: dict[str, Any] = {}
-    for field, text in (("name", name), ("group", group)):
+    for field, text in (("name", name), ("group", group), ("notes", notes)):
         if text is not None:
-            given[field] = _line(field, text)
+            given[field] = check_label(field, text, may_be_empty=field == "notes")
     if tags is not None:
         several = [tags] if isinstance(tags, str) else tags
         if not isinstance(several, (list, tuple, set, frozenset)):
@@ -31,27 +32,31 @@ def check_labels(
                 f"tags must be a list of texts, got {tags!r} of type {type(tags).__name__}; "
                 'write tags=["baseline"]'
             )
-        listed = sorted(several) if isinstance(several, (set, frozenset)) else several
-        given["tags"] = [*dict.fromkeys(_line("a tag", tag) for tag in listed)]
-        if len(given["tags"]) > MOST_TAGS:
-            raise InvalidValueError(f"tags must be at most {MOST_TAGS}, got {len(given['tags'])}")
-    if notes is not None:
-        check_type("notes", notes, str)
-        check_text("notes", notes)
-        if len(notes) > MOST_NOTES:
-            raise InvalidValueError(
-                f"notes must have at most {MOST_NOTES:,} characters, got {len(notes):,}; shorten them"
-            )
-        given["notes"] = redacted(notes)
+        given["tags"] = check_tags(check_label("tag", tag) for tag in several)
     return given
 
 
-def _line(field: str, text: object) -> str:
+def check_tags(tags: Iterable[str]) -> list[str]:
+    """Each tag once, sorted; raises InvalidValueError if there are too many."""
+    found = sorted(set(tags))
+    if len(found) > MOST_TAGS:
+        raise InvalidValueError(f"a run may have {MOST_TAGS} tags, got {len(found)}; remove some")
+    return found
+
+
+def check_label(field: str, text: object, *, may_be_empty: bool = False) -> str:
+    """A label without spaces around it, in which what looks like a secret is replaced.
+
+    Raises InvalidTypeError or InvalidValueError.
+    """
     check_type(field, text, str)
-    line = str(text).strip()
-    check_text(field, line)
-    if not 1 <= len(line) <= MOST_NAME or not line.isprintable():
-        raise InvalidValueError(
-            f"{field} must be one line of 1 to {MOST_NAME} printable characters, got {text!r:.100}"
-        )
-    return str(redacted(line))
+    label = str(text).strip()
+    check_text(field, label)
+    allowed = "\n\t" if field == "notes" else ""
+    wrong = next((one for one in label if not one.isprintable() and one not in allowed), "")
+    if (label or may_be_empty) and len(label) <= MOST[field] and not wrong:
+        return str(redacted(label))
+    got = f"{len(label):,} characters" if len(label) > MOST[field] else repr(wrong or label)
+    raise InvalidValueError(
+        f"{field} must be {0 if may_be_empty else 1} to {MOST[field]:,} printable characters, got {got}"
+    )

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
@@ -23,6 +23,15 @@ def counted(numbers: Iterable[str], values: Iterable[Value]) -> Counter[str]:
     return found
 
 
+class Identity(NamedTuple):
+    """A run's `name`, `id` (empty before its first step), its directory `home` and `config`."""
+
+    name: str
+    id: str
+    home: Path
+    config: Mapping[str, Any]
+
+
 class Recorder(Protocol):
     """Records the values that a user gives to a Run. A callback names its recorder as `Callback.recorder`.
 
@@ -36,6 +45,8 @@ class Recorder(Protocol):
         failures: counts the values that the Run drops.
         alert: reports a cause at a step with its evidence and level; see `Recording.alert`.
         define: takes definitions of tags; see `Recording.define`.
+        identity: returns what the run is called.
+        summary: returns the newest number of each tag.
         gather: called when `run.log` gives a value in a loop that counts no steps. What operators inside of
             the network have tapped so far then belongs to the step of this value, which ends only with the
             next step's first value.
@@ -47,6 +58,8 @@ class Recorder(Protocol):
     failures: Failures
     alert: Callable[[str, int, str, str], None]
     define: Callable[[Mapping[str, object]], None]
+    identity: Callable[[], Identity]
+    summary: Callable[[], dict[str, float]]
     gather: Callable[[], None]
 
     def snapshot(self, plugin: str, name: str | None, value: object) -> Value:

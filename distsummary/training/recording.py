@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -129,10 +130,47 @@ class Recording(abc.ABC):
         """The directory of the run; raises InvalidValueError if no callback records the run."""
         if self._inherited_dir is not None:
             return self._inherited_dir
+        return self._recorded_by("directory").dir
+
+    @property
+    def name(self) -> str:
+        """What the run is called: `ds.init(name=)`, else the name that run.json has, else its directory's."""
+        return self._recorded_by("name").identity().name
+
+    @property
+    def id(self) -> str:
+        """16 hexadecimal digits, the same on all ranks and in copies of the run.
+
+        Raises InvalidValueError before the first step of a new run: that gives it its id.
+        """
+        if found := self._recorded_by("id").identity().id:
+            return found
+        raise InvalidValueError("the run gets its id with its first step; run.dir is its own from the start")
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings as they are recorded, nested, for reading: what is like a secret is replaced."""
+        return MappingProxyType(dict(self._recorded_by("config").identity().config))
+
+    @property
+    def url(self) -> str:
+        """The directory of the run as a file:// URL; `distsummary serve` shows it in a browser."""
+        return self._recorded_by("URL").identity().home.as_uri()
+
+    @property
+    def summary(self) -> Mapping[str, float]:
+        """The newest number of each tag that this rank has recorded, by name, for reading.
+
+        The numbers of a step are in it when the step has ended. Waits for those that are still on a device.
+        """
+        found = self._own_guard.call("the summary", self._recorded_by("summary").summary)
+        return MappingProxyType(found or {})
+
+    def _recorded_by(self, what: str) -> Recorder:
         recorders = self._recorders()
         if not recorders:
-            raise InvalidValueError(f"the run has no directory: {NOT_RECORDED}")
-        return recorders[0].dir
+            raise InvalidValueError(f"the run has no {what}: {NOT_RECORDED}")
+        return recorders[0]
 
     @property
     def is_closed(self) -> bool:
@@ -455,6 +493,15 @@ class Recording(abc.ABC):
             for recorder in self._recorders():
                 self._own_guard.call("operators", recorder.gather)
         return True
+
+    # Type checkers must still find names that there are not.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Called for a name that Python has not found.
+            from distsummary.base.names_elsewhere import missing_attribute
+
+            raise missing_attribute(self, name)
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(

@@ -193,6 +193,18 @@ class Run(Recording):
         return self.topology.rank
 
     @property
+    def world_size(self) -> int:
+        """The number of ranks in the run."""
+        return self.topology.world_size
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else "open"
+        place = f"rank {self.rank} of {self.world_size}, " if self.world_size > 1 else ""
+        dirs = [recorder.dir for recorder in self._recorders()[:1]]
+        where = repr(str(self._inherited_dir or dirs[0])) if self._inherited_dir or dirs else "not recorded"
+        return f"<{type(self).__name__} {where}: {place}step {self.step}, {state}>"
+
+    @property
     def step(self) -> int:
         """The current step as it is recorded: counted from 1 over all epochs, 0 before the first."""
         return int(self._params.cur_step_num)

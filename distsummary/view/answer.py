@@ -15,9 +15,11 @@ from distsummary.diagnosis.verdict import (
     NOTICES,
     SLOW,
 )
+from distsummary.format.definitions import Definitions
 from distsummary.format.own_tags import EVALUATION_TAGS, OWN_MS, STEP_MS, WAIT_MS
 from distsummary.runs.guides import guide_of
 from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, findings, planned_steps
+from distsummary.runs.run_metrics import better
 from distsummary.runs.show import is_loss
 from distsummary.runs.table import Matrix
 from distsummary.view.reduce import Array, Band
@@ -114,7 +116,8 @@ def _without(
 class Numbers:
     """The numbers of the first screen, noted while the tags are read: loss, evaluation metric, step time."""
 
-    def __init__(self, tags: Sequence[str]) -> None:
+    def __init__(self, tags: Sequence[str], definitions: Definitions) -> None:
+        self._definitions = definitions
         metrics = [tag for tag in tags if tag.startswith(EVALUATION_TAGS)]
         losses = [tag for tag in tags if is_loss(tag)]
         self.loss = next((tag for tag in losses if tag not in metrics), next(iter(losses), None))
@@ -140,7 +143,7 @@ class Numbers:
             self.found["loss"] = _last(tag, matrix, middle, there, of_all)
         if tag == self.metric:
             self.found["metric"] = _last(tag, matrix, middle, there, of_all) | _best(
-                tag, matrix.steps, middle, there
+                tag, matrix.steps, middle, there, self._definitions
             )
         if tag == self.time and there.size:
             kept = middle[there]
@@ -168,13 +171,10 @@ def _last(tag: str, matrix: Matrix, middle: Array, there: Array, of_all: Band) -
     }
 
 
-def _best(tag: str, steps: Array, middle: Array, there: Array) -> dict[str, Any]:
-    """The best value: of a loss or an error the lowest."""
-    if not there.size:
+def _best(tag: str, steps: Array, middle: Array, there: Array, definitions: Definitions) -> dict[str, Any]:
+    """The best value, if it follows from the definition of the tag or its name what is better."""
+    direction = better(tag, definitions)
+    if not there.size or not direction:
         return {"best": None, "best_step": None}
-    name = tag.lower()
-    is_low = is_loss(tag) or any(
-        word in name for word in ("loss", "error", "perplexity", "mae", "mse", "rmse")
-    )
-    at = there[(np.argmin if is_low else np.argmax)(middle[there])]
+    at = there[(np.argmin if direction == "min" else np.argmax)(middle[there])]
     return {"best": float(middle[at]), "best_step": int(steps[at])}

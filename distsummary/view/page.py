@@ -16,6 +16,7 @@ from distsummary.base.columns import as_ranges
 from distsummary.base.terminal import doing
 from distsummary.diagnosis.verdict import SLOW
 from distsummary.errors import DistSummaryError, InvalidValueError
+from distsummary.format.definitions import Definitions
 from distsummary.format.own_tags import (
     ALERT_RANK,
     CHECK_TAGS,
@@ -29,7 +30,7 @@ from distsummary.format.own_tags import (
 from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.facts import facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
-from distsummary.runs.recorded_run import RecordedRun, findings
+from distsummary.runs.recorded_run import RecordedRun, definitions_of, findings
 from distsummary.runs.show import interest, is_loss
 from distsummary.runs.table import Matrix
 from distsummary.view.anatomy import Anatomy, phase_tags
@@ -103,8 +104,9 @@ def _page(
     compared = comparison(run, others, shown, width=WIDTH)
     # The ranks that a verdict names have lines of their own as well.
     named = [*dict.fromkeys([*(int(row["rank"]) for row in verdicts), *ranks])]
-    numbers = Numbers(tags)
-    of_ranks = _OfRanks(tags if len(run.ranks) > 1 else (), verdicts, named)
+    definitions = definitions_of(run)
+    numbers = Numbers(tags, definitions)
+    of_ranks = _OfRanks(tags if len(run.ranks) > 1 else (), verdicts, named, definitions)
     merged = _merged_curves(run, [*shown, *numbers.wanted])
     order = [*dict.fromkeys([*shown, *numbers.wanted])]
     curves, first_steps, counts = dict[str, Page](), list[int](), None
@@ -119,7 +121,9 @@ def _page(
             # The first tags share half of the points, all others the rest.
             is_first = order.index(tag) < _FIRST_TAGS
             share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if is_first else len(shown))
-            curves[tag] = _curve(tag, matrix, of_all, named, share, merged.get(tag))
+            curves[tag] = _curve(tag, matrix, of_all, named, share, merged.get(tag)) | {
+                "unit": _unit(tag, definitions)
+            }
         # All steps of a tag may have been made again without it.
         if not matrix.steps.size:
             continue
@@ -164,9 +168,14 @@ class _OfRanks:
     """
 
     def __init__(
-        self, tags: Sequence[str], verdicts: Sequence[Mapping[str, Any]], named: Sequence[int]
+        self,
+        tags: Sequence[str],
+        verdicts: Sequence[Mapping[str, Any]],
+        named: Sequence[int],
+        definitions: Definitions,
     ) -> None:
         self._titles, self._named = _map_tags(tags, verdicts), named
+        self._definitions = definitions
         self._steps = [int(row[name]) for row in verdicts for name in _ENDS if row[name] >= 0]
         self.first = [OWN_MS] if OWN_MS in self._titles else []
         self._phases = phase_tags(tags) if self.first else []
@@ -183,7 +192,9 @@ class _OfRanks:
             self._known, self._times = matrix.steps, np.where(middle > 0, middle, np.nan)
         if tag in self._titles:
             step_of = None if is_loss(tag) or tag == OWN_MS else self._times_at(matrix.steps)
-            found = rank_map(self._titles[tag], _unit(tag), tag, matrix, middle, step_of, self._named)
+            found = rank_map(
+                self._titles[tag], _unit(tag, self._definitions), tag, matrix, middle, step_of, self._named
+            )
             self._maps |= {tag: found} if found else {}
         if self.anatomy is not None and tag in self._phases:
             self.anatomy.take(tag, matrix)
@@ -326,7 +337,6 @@ def _curve(
         own.append({"rank": int(having[at])} | line_of(steps[recorded], values[recorded, at], width))
     return {
         "tag": tag,
-        "unit": _unit(tag),
         "ranks": int(having.size),
         "points": int(of_all.count.sum()),
         "columns": int(starts.size),
@@ -340,8 +350,8 @@ def _curve(
     }
 
 
-def _unit(tag: str) -> str:
-    return next((unit for end, unit in _UNITS.items() if tag.endswith(end)), "")
+def _unit(tag: str, definitions: Definitions) -> str:
+    return definitions.of(tag).unit or next((unit for end, unit in _UNITS.items() if tag.endswith(end)), "")
 
 
 def _counts(steps: Array, of_all: Band) -> dict[str, Any]:

@@ -19,8 +19,10 @@ RECORDING = (ROOT / "docs/recording.md").read_text()
 READING = (ROOT / "docs/reading.md").read_text()
 MINDSPORE = (ROOT / "docs/mindspore.md").read_text()
 THOR = (ROOT / "docs/thor.md").read_text()
-START, HOSTS = ((ROOT / "docs" / name).read_text() for name in ("start.md", "hosts.md"))
-PAGES = (README, START, HOSTS, RECORDING, MINDSPORE, THOR)
+START, COMING, HOSTS = (
+    (ROOT / "docs" / name).read_text() for name in ("start.md", "coming-from.md", "hosts.md")
+)
+PAGES = (README, START, COMING, HOSTS, RECORDING, MINDSPORE, THOR)
 SNIPPETS = [block for text in PAGES for block in blocks(text) if block.language == "python"]
 
 

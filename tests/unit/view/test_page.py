@@ -62,6 +62,19 @@ def test_a_spike_of_one_rank_is_in_the_band_the_line_and_the_heat_map_with_its_p
     assert heat["percent"][0, column] == 4  # the median of the cell: 12 ms, of the ranks 11.5 ms
 
 
+def test_a_curve_has_the_unit_and_the_direction_that_were_defined(tmp_path):
+    define = {"eval/*": {"best": "min"}, "tokens": {"unit": "tokens/s"}}
+    with ds.init(tmp_path, define=define, system_metrics=False) as run:
+        for step in run.steps(range(3)):
+            run.log({"tokens": 1.0, "zz_perf/own_ms": 2.0})
+            with run.eval() as evaluation:
+                evaluation.log(accuracy=float(step))
+    found = page(ds.open_run(tmp_path))
+    units = {curve["tag"]: curve["unit"] for curve in found["curves"]}
+    assert (units["tokens"], units["zz_perf/own_ms"], units["eval/accuracy"]) == ("tokens/s", "ms", "")
+    assert (found["answer"]["metric"]["best"], found["answer"]["metric"]["best_step"]) == (0.0, 1)
+
+
 def test_nan_that_was_recorded_is_reported_with_its_step(slow):
     [curve] = [one for one in slow["curves"] if one["tag"] == "loss"]
     assert (curve["not_finite"], curve["first_not_finite"], curve["points"]) == (1, 50, 32_000)
