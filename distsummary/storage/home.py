@@ -4,6 +4,7 @@ import fcntl
 import os
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -80,7 +81,8 @@ class DirectoryHome:
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir, self._base = run_dir, run_dir.base
-        self._lock = threading.Lock()
+        # By directory: of two messages of one host, the first may still be written when the second arrives.
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._attempts: dict[str, int] = {}  # the directory of a rank -> its newest attempt
         self._open: dict[str, int] = {}  # event files, locked as by their writers on the other hosts
         self._places: set[Path] = set()  # directories that were checked
@@ -88,7 +90,7 @@ class DirectoryHome:
     def enter(self, directory: str, attempt: int) -> Entered:
         """See Home."""
         place = self._path(f"{directory}/{RANK_MANIFEST}" if directory else RANK_MANIFEST).parent
-        with self._lock:
+        with self._locks[directory]:
             self._attempts[directory] = max(attempt, self._newest(directory))
         files, lengths = {}, {}
         # The first rank alone lists the checkpoints.
@@ -106,24 +108,23 @@ class DirectoryHome:
     ) -> News:
         """See Home."""
         again = []
-        with self._lock:
-            self._run_dir.mark_sent(host.name, host.kept)
-            for change in changes:
-                directory = os.path.dirname(change.name).partition("/")[0]
+        self._run_dir.mark_sent(host.name, host.kept)
+        for change in changes:
+            directory = change.name.partition("/")[0] if "/" in change.name else ""
+            # The first rank lists the checkpoints.
+            owner = next((first for first in _FIRST if first in held), _FIRST[0])
+            with self._locks[directory]:
                 if directory == "ckpt_dir":
-                    directory = next((first for first in _FIRST if first in held), _FIRST[0])
-                    is_free = not is_small(change.name)
+                    is_late = is_small(change.name) and held.get(owner, -1) < self._newest(owner)
                 else:
-                    is_free = grows(change.name)
-                if not is_free and held.get(directory, -1) < self._newest(directory):
-                    continue
-                if not self._take(change):
+                    is_late = not grows(change.name) and held.get(directory, -1) < self._newest(directory)
+                if not is_late and not self._take(change):
                     again.append(change.name)
         return self._news(seen, tuple(dict.fromkeys(again)))
 
     def leave(self, directory: str) -> None:
         """See Home."""
-        with self._lock:
+        with self._locks[directory]:
             for name in [name for name in self._open if os.path.dirname(name) == directory]:
                 self._release(name)
 
@@ -138,6 +139,8 @@ class DirectoryHome:
 
     def _take(self, change: Change) -> bool:
         """Write a change; False if what comes before it is not there."""
+        if change.kind == GROW and change.name in self._open:
+            return self._put(self._open[change.name], change)
         path = self._path(change.name)
         if change.kind == GONE:
             self._release(change.name)
@@ -147,8 +150,7 @@ class DirectoryHome:
             ensure_directory(path.parent)
             self._places.add(path.parent)
         if change.kind == GROW:
-            if change.name not in self._open:
-                self._open[change.name] = self._locked(path, change.mode)
+            self._open[change.name] = self._locked(path, change.mode)
             return self._put(self._open[change.name], change)
         part = path.with_name(f"{_PART}{path.name}")
         place = open_own(part, os.O_RDWR | (os.O_TRUNC if change.at == 0 else 0), change.mode)
