@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from distsummary.base.checked_json import parse_json
+from distsummary.diagnosis.sentence import with_line
 from distsummary.diagnosis.stuck import says_where
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import (
@@ -182,7 +183,7 @@ def as_reported(hung: Iterable[Verdict], alerts: Iterable[Alert], attempt: Attem
 def open_findings(
     alerts: Iterable[Alert], attempt: AttemptState | None, stuck: Iterable[Verdict] = ()
 ) -> list[Verdict]:
-    """What is wrong with an attempt, without what is muted, or has cost little.
+    """What is wrong with an attempt, without what is muted, or has cost little; of a slow rank with its line.
 
     Args:
         alerts: of the run. attempt: the newest one; None: of a run without run.json, all count.
@@ -215,7 +216,8 @@ def open_findings(
     if dropped and not is_muted:
         step = max((rank.step or 0 for rank in attempt.ranks), default=0)
         found = [*(one for one in found if one.cause != DROPPED), values_dropped(dropped, step)]
-    return found
+    seen = {rank.rank: rank.seen for rank in attempt.ranks}
+    return [with_line(one, seen.get(one.rank, ())) for one in found]
 
 
 def values_dropped(counts: Mapping[int, int], step: int) -> Verdict:

@@ -1,10 +1,11 @@
 import json
 from dataclasses import replace
 
-from distsummary.diagnosis.alerts import all_hangs, read_alerts
+from distsummary.diagnosis.alerts import all_hangs, open_findings, read_alerts
 from distsummary.diagnosis.verdict import Verdict
+from distsummary.rundir.deal import LongStep
 from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.states import AttemptState
+from distsummary.rundir.states import AttemptState, RankState
 
 ALERT = {"time": 1.0, "attempt": 0, "rank": 1, "cause": "data", "since_step": 3, "until_step": None}
 
@@ -61,3 +62,23 @@ def test_hangs_that_were_reported_hold_and_those_that_no_one_reported_follow(tmp
     assert all_hangs(run_dir, dead, [hang(1, 61, stood)]) == [*earlier, (1, hang(1, 60, stood))]
     assert all_hangs(run_dir, replace(attempt, attempt=2), seen) == [*reported, *((2, one) for one in seen)]
     assert all_hangs(RunDir(tmp_path / "none"), attempt, seen) == [(1, one) for one in seen]
+
+
+def test_a_slow_rank_has_the_line_of_its_long_steps(tmp_path):
+    RunDir(tmp_path).alerts_path.write_text(
+        json.dumps(ALERT | {"evidence": "slow", "reported_step": 3, "level": "warning"})
+    )
+    seen = (LongStep(2, "data", "a.py:1"), LongStep(4, "data", "a.py:2"), LongStep(5, "forward", "a.py:3"))
+    rank = RankState(role="train", rank=1, attempt=0, state="running", step=9, seen=seen)
+    attempt = AttemptState(
+        role="train",
+        attempt=0,
+        state="running",
+        world_size=2,
+        started=0.0,
+        ranks=(rank,),
+        missing=(),
+        failure=None,
+    )
+    [found] = open_findings(read_alerts(RunDir(tmp_path)), attempt)
+    assert found.evidence == "slow; at step 4 it was at a.py:2"
