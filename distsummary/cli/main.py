@@ -250,7 +250,8 @@ def verb(*arguments: Argument, example: str, shows_progress: bool = True) -> Cal
     """Register a function as the verb of its name; `example`: a command line without "distsummary"."""
 
     def register(run: Function) -> Function:
-        VERBS[run.__name__] = Verb(run, arguments, example, shows_progress)
+        # A verb that is a word of Python's is a function with "_" after it.
+        VERBS[run.__name__.rstrip("_")] = Verb(run, arguments, example, shows_progress)
         return run
 
     return register
@@ -495,6 +496,26 @@ def runs(options: argparse.Namespace) -> Answer:
     columns = None if options.columns is None else [name.strip() for name in options.columns.split(",")]
     text = text_of(found, columns=columns, width=width_of(sys.stdout))
     return Answer(as_json(found, columns), text)
+
+
+@verb(
+    argument("directory", metavar="DIR", help="event files of others, or MLflow's file store (mlruns)"),
+    argument("--into", metavar="DIR", default="runs/imported", help="for the new runs (runs/imported)"),
+    argument(
+        "--each",
+        choices=("auto", "runs", "ranks"),
+        default="auto",
+        help="what a directory of event files is: a run, a rank of one run, or what its name says (auto)",
+    ),
+    example="import ../old/tensorboard --into runs/old",
+)
+def import_(options: argparse.Namespace) -> Answer:
+    """Make runs of what TensorBoard's writers or MLflow recorded; what cannot be read is named."""
+    from distsummary.cli.import_runs import import_runs, text_of
+
+    found = import_runs(options.directory, options.into, each=options.each)
+    code = int(any(one.is_wrong for one in found))
+    return Answer({"runs": found}, text_of(found, width=width_of(sys.stdout)), code)
 
 
 YES = argument("--yes", action="store_true", help="do it; without, only say what would be done")

@@ -211,7 +211,8 @@ def _decode_value(value: tensorboard_pb2.Summary.Value) -> Value | None:
         case "tensor" if value.metadata.plugin_data.plugin_name == "text":
             text = _decode_text(value.tensor)
             return None if text is None else Value("text", value.tag, text)
-        case "tensor" if value.metadata.plugin_data.plugin_name == HPARAMS:
+        # Of torch, only the metadata has something.
+        case "tensor" | None if value.metadata.plugin_data.plugin_name == HPARAMS:
             content = value.metadata.plugin_data.content
             wire.refuse_bombs(content, HParamsPluginData.DESCRIPTOR)
             return Value(HPARAMS, value.tag, HParamsPluginData.FromString(content))
