@@ -41,10 +41,10 @@ check: .venv/.dev proto-check
 	$(BIN)/python -m benchmarks.house --check
 	if command -v npm >/dev/null; then $(MAKE) -s front-check; else echo "front end: no npm" | tee -a "$${DISTSUMMARY_SKIPPED:-/dev/null}"; fi
 
-# One of each kind of `make nightly`, for each change: the real viewers, a training of each host, MindSpore, a wheel, a
+# One of each kind of `make nightly`, for each change: the real viewers, a training of each host, one on two hosts, MindSpore, a wheel, a
 # browser, hostile files.
 smoke: .venv/.dev .venv-hosts/.done $(MINDINSIGHT)/.done $(MINDSPORE)/.done
-	$(PYTEST) tests/interop tests/hosts -m smoke
+	$(PYTEST) tests/interop tests/hosts tests/cluster -m smoke
 	PYTEST_ADDOPTS= $(MINDSPORE)/python -m pytest tests/mindspore --confcutdir=tests/mindspore -m smoke
 	$(MAKE) -s gpu-check GPU="--device cpu"
 	$(MAKE) -s wheel-check

@@ -163,7 +163,10 @@ def has_no_spool(hosts: Hosts, host: int) -> bool:
     return hosts.run(host, "sh", "-c", look).returncode == 0
 
 
-@pytest.mark.parametrize("script", [TRAIN, TRAINER], ids=["launch", "Ray Train"])
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(TRAIN, id="launch", marks=pytest.mark.smoke), pytest.param(TRAINER, id="Ray Train")],
+)
 def test_a_training_is_one_run_at_home(tmp_path: Path, script: str) -> None:
     with cluster(tmp_path) as hosts:
         train(hosts, 4, 300, script=script)
