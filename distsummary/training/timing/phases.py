@@ -233,8 +233,13 @@ class Phases:
 
     @property
     def waits_after_gradients(self) -> bool:
-        """Whether this backward pass waits for other ranks at its end alone, in this thread."""
-        return self.is_backward_shared and not self.is_computing_shared and self.device is None
+        """Whether it is marked that this backward pass waits for other ranks at its end alone."""
+        return (
+            self.is_marked
+            and self.is_backward_shared
+            and not self.is_computing_shared
+            and self.device is None
+        )
 
     def begin_gradients(self) -> None:
         """Until `end_gradients`, the backward pass waits for no other rank."""
@@ -242,7 +247,7 @@ class Phases:
 
     def end_gradients(self) -> None:
         """All gradients are there: from now on, blocked time of this backward pass is waiting."""
-        if self.is_in_backward and get_ident() == self._thread:
+        if self.is_marked and self.is_in_backward and get_ident() == self._thread:
             self._account()
             self.is_backward_shared = True
 

@@ -397,6 +397,17 @@ def test_where_it_is_known_that_all_gradients_are_there_only_what_follows_is_wai
     found = phases.take(RECORDING)
     assert of(found, BACKWARD) == (2, 7, 0)
     assert of(found, WAIT) == (0, 3, 0)
+    phases.every = 8
+    phases.begin_step(1)  # it is not marked: its time is in no other
+    phases.is_backward_shared = True
+    phases.begin_backward()
+    assert not phases.waits_after_gradients
+    clocks.turn(cpu=50)
+    phases.end_gradients()
+    phases.end_backward()
+    phases.begin_step(next_measured(1, 8))
+    clocks.turn(cpu=1)
+    assert of(phases.take(RECORDING), BACKWARD) == (0, 0, 0)
 
 
 class Starved(WorkerQueues):
