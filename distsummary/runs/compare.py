@@ -148,12 +148,9 @@ def compare(
         check_recorded(asked, known, "scalars")
     of_groups = [[curves[run.path] for run in group] for group in groups]
     wanted = sorted(known if tags is None else tags, key=interest)
-    defined = [definitions_of(run) for run in runs]
-    rows = {}
-    for tag in wanted:
-        best = next(filter(None, (one.of(tag).best for one in defined)), None) or better(tag)
-        rows[tag] = _row(tag, of_groups, best or None, (values or {}).get(tag))
-    differing, within, equal = _differences([[facts(run) for run in group] for group in groups])
+    directions = directions_of(runs, wanted)
+    rows = {tag: row_of(tag, of_groups, directions[tag], (values or {}).get(tag)) for tag in wanted}
+    differing, within, equal = differences([[facts(run) for run in group] for group in groups])
     labels = run_names(runs)
     decisions = []
     for condition in conditions:
@@ -210,6 +207,13 @@ def read_values(given: Sequence[str]) -> dict[str, float]:
         if not sign or not math.isfinite(found[tag.strip()]):
             raise InvalidValueError(f"--reach must be TAG=VALUE, such as loss=0.3, got {text!r}")
     return found
+
+
+def directions_of(runs: Sequence[RecordedRun], tags: Iterable[str]) -> dict[str, str | None]:
+    """Tag -> which direction is better, by the first run that defines it, else by its name; None: unknown."""
+    defined = [definitions_of(run) for run in runs]
+    said = {tag: [best for one in defined if (best := one.of(tag).best)] for tag in tags}
+    return {tag: (found[0] if found else better(tag)) or None for tag, found in said.items()}
 
 
 def is_reported(tag: str, one: Parting) -> bool:
@@ -282,9 +286,10 @@ def _doubts(group: Sequence[RecordedRun], labels: Mapping[Path, str]) -> list[st
     return found
 
 
-def _differences(
+def differences(
     known: Sequence[Sequence[Mapping[str, Fact]]],
 ) -> tuple[dict[str, tuple[tuple[Fact, ...], ...]], tuple[str, ...], int]:
+    """`differing`, `within` and `equal` of a Comparison, of the facts of each run of each group."""
     names = [*dict.fromkeys(name for group in known for one in group for name in one)]
     # NaN does not equal itself, but as a setting it is the same.
     values = {
@@ -311,9 +316,10 @@ def _order(name: str) -> int:
     return next((place for place, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
 
 
-def _row(
-    tag: str, groups: Sequence[Sequence[Mapping[str, Curve]]], best: str | None, value: float | None
+def row_of(
+    tag: str, groups: Sequence[Sequence[Mapping[str, Curve]]], best: str | None, value: float | None = None
 ) -> Row:
+    """A curve of groups of runs, of each of which its curves by tag are given; see `Row`."""
     # A group has the curves of its runs that have the tag; those without are named in `only` or by the gate.
     found = [[one[tag] for one in group if tag in one and one[tag].steps.size] for group in groups]
     means = [mean_of(curves) if curves else None for curves in found]

@@ -66,6 +66,13 @@ def mean_of(curves: Sequence[Curve]) -> Curve:
     return Curve(steps, values, seconds)
 
 
+def difference_of(first: Curve, second: Curve) -> Curve:
+    """The second minus the first, at the steps that both have; the seconds are those of the first."""
+    steps, mine, others = np.intersect1d(first.steps, second.steps, assume_unique=True, return_indices=True)
+    with np.errstate(invalid="ignore"):
+        return Curve(steps, second.values[others] - first.values[mine], first.seconds[mine])
+
+
 def best_of(curve: Curve, best: str) -> int | None:
     """The index of the first best value; None if no value is finite."""
     finite = np.flatnonzero(np.isfinite(curve.values))

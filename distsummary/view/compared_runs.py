@@ -6,14 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.errors import InvalidValueError
-from distsummary.runs.compare import MEANING, curves_of, is_reported, names_of, verdicts_of
-from distsummary.runs.curves import Curve, where_they_part
+from distsummary.runs.compare import (
+    curves_of,
+    differences,
+    directions_of,
+    is_reported,
+    names_of,
+    row_of,
+    verdicts_of,
+)
+from distsummary.runs.curves import Curve, difference_of
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.view.packing import plain
 from distsummary.view.reduce import line_of
 
-MOST = 8  # other runs
+MOST = 19  # other runs
 _POINTS = 36_000  # of all curves together
 _FIRST_TAGS = 10  # share half of the points
 _NAMED = 500  # tags that not all runs have
@@ -36,8 +44,9 @@ def comparison(
 
     Of each run: its name, unlike those of the others, path, state, ranks, steps, verdicts in words, and of
     which rank its curves are (-1: the merged run). Of each fact that differs: the value of each run, None
-    where it is not known. Of each tag: the curve of each run, None where it has none, and how each other run
-    parts from the first, see `distsummary.runs.compare.Parting`.
+    where it is not known. Of each tag: the curve of each run and its difference to that of the first, None
+    where one has none; which direction is better, the value to reach, and how each run stands, see
+    `distsummary.runs.compare.Row`.
 
     Args:
         run: the first one. others: see `refuse_others`. tags: those whose curves are wanted, by interest.
@@ -48,17 +57,15 @@ def comparison(
     refuse_others(run.path, [one.path for one in others])
     runs = [run, *others]
     paths = [one.path.resolve() for one in runs]
-    known = [{name: plain(value) for name, value in facts(one).items()} for one in runs]
-    names = [*dict.fromkeys(name for of_run in known for name in of_run)]
-    differing = [name for name in names if any(of_run.get(name) != known[0].get(name) for of_run in known)]
+    differing, _, equal = differences([[facts(one)] for one in runs])
     sources, curves = zip(*(curves_of(one) for one in runs), strict=True)
     shown = [tag for tag in tags if any(tag in of_run for of_run in curves)]
-    found = []
+    directions, found = directions_of(runs, shown), []
     for place, tag in enumerate(shown):
         # The first tags share half of the points, all others the rest.
         share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
         columns = int(min(width, max(20, share / (3 * len(runs)))))
-        found.append(_tag(tag, curves, columns))
+        found.append(_tag(tag, curves, directions[tag], columns))
     not_in_all = [
         [tag, [tag in of_run for of_run in curves]]
         for tag in dict.fromkeys(tag for of_run in curves for tag in of_run)
@@ -76,10 +83,9 @@ def comparison(
                 names_of(paths), paths, runs, sources, curves, map(findings, runs), strict=True
             )
         ],
-        "differing": [[name, [of_run.get(name) for of_run in known]] for name in differing],
-        "equal": len(names) - len(differing),
+        "differing": [[name, [plain(value) for (value,) in each]] for name, each in differing.items()],
+        "equal": equal,
         "tags": found,
-        "apart": MEANING,
         "not_in_all": not_in_all[:_NAMED],
         "left_out": max(0, len(not_in_all) - _NAMED),
     }  # fmt: skip
@@ -97,20 +103,22 @@ def span(run: RecordedRun, first_steps: Iterable[int]) -> list[int] | None:
     return [min(first_steps, default=0) if first == 0 else first, last]
 
 
-def _tag(tag: str, curves: Sequence[Mapping[str, Curve]], columns: int) -> dict[str, Any]:
-    """The curves of a tag, and how those of the other runs part from the first."""
-    first, *others = (of_run.get(tag) for of_run in curves)
+def _tag(tag: str, curves: Sequence[Mapping[str, Curve]], best: str | None, columns: int) -> dict[str, Any]:
+    """The curves of a tag, and how the runs stand in it."""
+    row = row_of(tag, [[of_run] for of_run in curves], best)
+    partings = [one.parting for one in row.standings if one and one.parting]
+    first = curves[0].get(tag)
     return {
         "tag": tag,
-        "lines": [
-            line_of(curve.steps, curve.values, columns) if curve else None for curve in (first, *others)
+        "lines": [_line(of_run.get(tag), columns) for of_run in curves],
+        "differences": [
+            _line(difference_of(first, of_run[tag]), columns // 2) if first and tag in of_run else None
+            for of_run in curves[1:]
         ],
-        "partings": [_parting(tag, first, curve) if first and curve else None for curve in others],
+        "is_reported": any(is_reported(tag, one) for one in partings),
+        **plain(row),
     }
 
 
-def _parting(tag: str, first: Curve, curve: Curve) -> dict[str, Any]:
-    """How a curve parts from the first, and whether that is worth a row."""
-    parting = where_they_part(first, curve)
-    found: dict[str, Any] = plain(parting) | {"is_reported": is_reported(tag, parting)}
-    return found
+def _line(curve: Curve | None, columns: int) -> dict[str, Any] | None:
+    return None if curve is None else line_of(curve.steps, curve.values, max(1, columns))

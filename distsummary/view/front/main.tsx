@@ -30,6 +30,8 @@ const progressSaid = ({ text, done, total }: Progress): string => `${text || "lo
 function show(page: Page, hasList: boolean): void {
   data.value = page
   document.title = page.overview.name
+  // Who asks for several runs looks at what differs, not at the first of them.
+  if (page.compare && !location.hash) go("compare")
   app.replaceChildren()
   render(<Shell hasList={hasList} />, app)
   document.documentElement.dataset.ready = "true"

@@ -1,5 +1,6 @@
 """The data of runs next to each other: what differs, their curves, where they part."""
 
+import numpy as np
 import pytest
 
 import distsummary as ds
@@ -40,17 +41,24 @@ def test_curves_are_next_to_each_other_and_where_they_part_is_reported(tmp_path)
     ]  # fmt: skip
     loss, only, same = found["tags"]
     assert [loss["tag"], only["tag"], same["tag"]] == ["loss", "only", "same"]
-    apart, equal = loss["partings"]
+    assert (loss["best"], same["best"]) == ("min", None)
+    assert loss["value"] == pytest.approx(100 / 680, rel=0.05)  # what the second came to before step 700
+    assert loss["standings"][0]["parting"] is None
+    apart, equal = (one["parting"] for one in loss["standings"][1:])
     assert (apart["common"], apart["first_difference"], apart["parts_at"]) == (4000, 700, 700)
     assert apart["last"] == pytest.approx([100 / 4000, 5 + 100 / 4000])
+    assert apart["between"] == pytest.approx(5 * 3300 / 3999, rel=0.01)
     assert (equal["first_difference"], equal["parts_at"]) == (None, None)
-    assert [one["first_difference"] for one in same["partings"]] == [None, None]
+    assert [one["parting"]["first_difference"] for one in same["standings"][1:]] == [None, None]
+    first, second = loss["differences"]
+    assert {*np.round(np.unique(first["values"]), 4)} == {0.0, 5.0}
+    assert {*second["values"]} == {0.0}
     assert [line["steps"][-1] for line in loss["lines"]] == [5000, 4000, 5000]
     assert loss["lines"][0]["steps"].size < 5000
     assert [line is None for line in only["lines"]] == [False, True, True]
-    assert only["partings"] == [None, None]
+    assert only["standings"][1:] == [None, None]
+    assert only["differences"] == [None, None]
     assert found["runs"][0]["verdicts"] == ()
-    assert found["apart"].startswith("apart from: the first step ")
     assert found["not_in_all"] == [["only", [True, False, False]]]
 
 
@@ -76,5 +84,5 @@ def test_what_cannot_be_compared_is_refused_and_without_others_there_is_nothing(
     assert page(ds.open_run(tmp_path / "a"))["compare"] is None
     with pytest.raises(InvalidValueError, match=r"must be different ones, got .*a twice"):
         compared(tmp_path / "a", tmp_path / "a")
-    with pytest.raises(InvalidValueError, match="with up to 8 others, got 9"):
-        compared(*[tmp_path / "a"] * 10)
+    with pytest.raises(InvalidValueError, match="with up to 19 others, got 20"):
+        compared(*[tmp_path / "a"] * 21)

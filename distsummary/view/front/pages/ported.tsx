@@ -8,7 +8,7 @@ import { AxisChoice } from "../charts/axis_choice"
 import { Legend } from "../charts/card"
 import { Plot } from "../charts/plot"
 import { RUN_COLORS, type Drawn } from "../charts/series"
-import { compare, parting } from "../views/compare.js"
+import { compare } from "../views/compare.js"
 import { landscapes } from "../views/landscape.js"
 import { media } from "../views/media.js"
 import { Mounted } from "./mounted"
@@ -23,16 +23,19 @@ export const countOfMedia = (): number | null => {
 
 const FIRST = 6 // charts that are shown before a row is chosen
 
-interface Compared { tag: string; lines: (Line | null)[]; partings: Record<string, any>[] }
+interface Compared { tag: string; lines: (Line | null)[]; differences: (Line | null)[]; standings: (Record<string, any> | null)[] }
 interface ComparedRun { name: string; source: number; ranks: number }
 
 function ComparedCard({ one, runs, unit }: { one: Compared; runs: ComparedRun[]; unit: string }) {
-  const lines = useMemo(() => one.lines.flatMap((line, at): Drawn[] => (line ? [{ ...line, label: runs[at].name, color: RUN_COLORS[at % RUN_COLORS.length], width: 1.5 }] : [])), [one])
+  const drawn = (line: Line | null, at: number): Drawn[] =>
+    line ? [{ ...line, label: runs[at].name, color: RUN_COLORS[at % RUN_COLORS.length], width: 1.5, dash: at < RUN_COLORS.length ? undefined : [5, 3] }] : []
+  const lines = useMemo(() => one.lines.flatMap(drawn), [one])
+  const differences = useMemo(() => one.differences.flatMap((line, at) => drawn(line, at + 1)).filter((line) => line.steps.length > 1), [one])
   return (
     <figure class="card chart" data-tag={one.tag}>
-      <figcaption><b class="tag" title={one.tag}>{one.tag}</b><Legend lines={lines} hasBand={false} ranks={1} />
-        <span class="quiet">{one.partings.map((part, at) => `${runs[at + 1].name}: ${parting(part)}`).join("; ")}</span></figcaption>
+      <figcaption><b class="tag" title={one.tag}>{one.tag}</b><Legend lines={lines} hasBand={false} ranks={1} /></figcaption>
       <Plot name={one.tag} unit={unit} lines={lines} height={200} isSmooth />
+      {differences.length > 0 && <><p class="quiet">{`minus ${runs[0].name}`}</p><Plot name={`${one.tag} minus ${runs[0].name}`} unit={unit} lines={differences} height={110} isSmooth /></>}
     </figure>
   )
 }

@@ -1,12 +1,13 @@
-// The run next to others: what differs in config, code and data, and where the curves part.
+// The run next to others: what differs in config, code and data, and how the curves of each do.
 
+import { lasting } from "../base/format"
 import { RUN_COLORS } from "../charts/series"
 import { badge, counted, given, h, number, table, whole } from "./dom.js"
 
 // `show` shows the curves of a tag.
 export function compare({ compare: found }, show) {
   if (!found) return null
-  const { runs, differing, equal, tags, apart, not_in_all: notInAll, left_out: leftOut } = found
+  const { runs, differing, equal, tags, not_in_all: notInAll, left_out: leftOut } = found
   const names = runs.map((run, index) => named(run.name, index))
   const head = (...first) => [...first, ...names.map((name) => name.cloneNode(true))]
   const rows = runs.map((run, index) => [names[index].cloneNode(true), badge(run.state, run), whole(run.ranks), run.steps ? `${whole(run.steps[0])} to ${whole(run.steps[1])}` : "-", short(run.verdicts.length ? [...run.verdicts.slice(0, 3), ...(run.verdicts.length > 3 ? [`${whole(run.verdicts.length - 3)} more`] : [])].join("; ") : "none"),
@@ -17,14 +18,12 @@ export function compare({ compare: found }, show) {
   all.push(h("h3", {}, "What differs in config, code and data"))
   if (differing.length) all.push(h("div", { class: "scroll facts" }, table(head("fact"), differing.map(([name, values]) => [name, ...values.map(given)]))))
   all.push(h("p", { class: "quiet" }, `${counted(equal, "fact")} ${equal === 1 ? "is" : "are"} equal.`))
-  all.push(h("h3", {}, "Where the curves part"))
-  const several = runs.length > 2
-  const partings = tags.flatMap(({ tag, partings }) => partings.map((one, index) => one?.is_reported && row(tag, one, runs[index + 1].name, index + 1, several, show)).filter(Boolean))
-  if (partings.length) {
-    all.push(h("p", { class: "quiet" }, `${apart[0].toUpperCase()}${apart.slice(1)}. Choose a row to see its curves.`),
-      h("div", { class: "scroll" }, table(["curve", ...(several ? ["run"] : []), "differ from", "apart from", "steps of both", `last: ${runs[0].name}`, several ? "other run" : runs[1].name], partings,
-        { numbers: [1, 2, 3, 4, 5].map((column) => column + (several ? 1 : 0)) })))
-  } else all.push(h("p", { class: "quiet" }, "No curve is in both runs."))
+  all.push(h("h3", {}, "How the curves do"))
+  const standings = tags.filter((one) => one.is_reported).flatMap((one) => one.standings.map((own, index) => own && row(one, own, runs[index].name, index, show)).filter(Boolean))
+  if (standings.length) {
+    all.push(h("p", { class: "quiet" }, "Reaches: the first step at which a curve, smoothed over 1 % of its points, is as good as the best value that all come to. Between: the mean difference to the first run, over the steps of both. Apart: the step from which on, noise aside, it is farther from the first than three times its usual change from one step to the next. Choose a row to see its curves."),
+      h("div", { class: "scroll" }, table(["curve", "run", "last", "best", "at step", "reaches", "after", "between", "apart"], standings, { numbers: [2, 3, 4, 5, 6, 7, 8] })))
+  } else all.push(h("p", { class: "quiet" }, "No curve is in the first run and in another."))
   if (notInAll.length) {
     all.push(h("h3", {}, "Scalars that not all of them have"),
       h("div", { class: "scroll" }, table(head("tag"), notInAll.map(([tag, has]) => [short(tag), ...has.map((one) => (one ? "yes" : "-"))]))),
@@ -33,26 +32,20 @@ export function compare({ compare: found }, show) {
   return all.filter((element) => element != null)
 }
 
-function row(tag, one, name, index, several, choose) {
+function row({ tag, best, value }, own, name, index, choose) {
   const show = () => choose(tag)
-  const last = one.last ?? [null, null]
+  const part = own.parting
   return {
     attributes: { class: "link", tabindex: 0, "aria-label": `show the curves of ${tag}`, onclick: show, onkeydown: (event) => event.key === "Enter" && show() },
-    cells: [short(tag), ...(several ? [named(name, index)] : []), one.common && one.first_difference == null ? "same" : stepOf(one.first_difference), stepOf(one.parts_at), whole(one.common), text(last[0]), text(last[1])],
+    cells: [short(tag), named(name, index), text(own.last), own.best == null ? "-" : text(own.best), own.best_step == null ? "-" : whole(own.best_step),
+      own.reached_step == null ? "-" : h("span", { title: `${best === "max" ? "at least" : "at most"} ${text(value)}` }, stepOf(own.reached_step)),
+      own.reached_s == null ? "-" : lasting(Math.max(0, own.reached_s)), part?.between == null ? "-" : number(part.between, 3), part ? stepOf(part.parts_at) : "-"],
   }
 }
 
 const short = (tag) => h("span", { class: "name", title: tag }, tag)
 const text = (value) => (typeof value === "string" ? value : number(value, 6)) // "NaN"
 const stepOf = (step) => (step == null ? "-" : `step ${whole(step)}`)
-
-// How another run parts from the first, in a few words.
-export function parting(one) {
-  if (!one) return "has no such curve"
-  if (!one.common) return "no step in common"
-  if (one.parts_at != null) return `apart from step ${whole(one.parts_at)}`
-  return one.first_difference == null ? "the same" : `differs from step ${whole(one.first_difference)}, not apart`
-}
 
 const named = (name, index, more = "") => h("span", { class: "key", title: name }, h("span", { class: "together" }, swatch(index), h("span", { class: "name" }, name)), more)
 
