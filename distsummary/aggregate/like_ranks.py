@@ -27,7 +27,7 @@ class LikeRanks:
         self._seen: set[int] = set()
         self._first_step: int | None = None
         self._is_compared = False
-        self._drift = Drift(self._coordinates, self._names)
+        self._drift = Drift(self._coordinates, facts)
         self._batches = SameBatches(self._coordinates)
         self._memory = MemoryImbalance()
 
@@ -57,7 +57,3 @@ class LikeRanks:
             return []
         self._is_compared = True
         return different_settings(reported, self._first_step)
-
-    def _names(self, rank: int, group: str) -> list[str]:
-        facts = self._facts(rank)
-        return [] if facts is None else facts.names_of(group)

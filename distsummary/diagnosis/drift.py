@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from distsummary.diagnosis.check_tags import PARTS, axes_of, group_of, located
 from distsummary.diagnosis.verdict import DRIFT, Verdict
 from distsummary.format.own_tags import BITS_TAGS
+from distsummary.rundir.rank_facts import RankFacts
 from distsummary.rundir.topology import DATA_AXES
 
 Ints = NDArray[np.int64]
@@ -20,26 +21,28 @@ Sums = tuple[int, ...]
 SILENT = 128  # steps: a rank that has reported nothing at all for so long is not waited for
 NAMED = 8  # ranks that are named at a step
 
-_Peers = tuple[str, tuple[tuple[str, int], ...]]  # a group of parameters, and the place of those that hold it
+# a group of parameters, the digest of their names and shapes, and the place of the ranks that hold them
+_Peers = tuple[str, int | None, tuple[tuple[str, int], ...]]
 
 
 class Drift:
     """Compares the bit sums of the parameters that ranks have copies of, step by step.
 
-    Of three or more copies, the majority is right. Of two, or if there is no majority, all are named.
+    Parameters of other names or shapes, as of the stages of a pipeline, are no copies. Of three or more
+    copies, the majority is right. Of two, or if there is no majority, all are named.
 
     Args:
         coordinates: of a rank: its coordinate on each axis of the mesh; empty if there is none. Only ranks
             that differ in nothing but data axes along which the parameters are not split are compared.
-        names: of a rank and a group of parameters: the names of these, empty if they are not known.
+        facts: those of a rank, None as long as it has not reported them.
     """
 
     def __init__(
         self,
         coordinates: Callable[[int], Mapping[str, int]],
-        names: Callable[[int, str], Sequence[str]],
+        facts: Callable[[int], RankFacts | None],
     ) -> None:
-        self._coordinates, self._names = coordinates, names
+        self._coordinates, self._facts = coordinates, facts
         self._replicas: defaultdict[_Peers, _Replicas] = defaultdict(_Replicas)
         self._last_seen = _LastSeen()
 
@@ -81,9 +84,10 @@ class Drift:
 
     def _peers(self, rank: int, group: str) -> _Peers:
         """What the ranks that hold copies of a group of parameters have in common."""
-        split = axes_of(group)
+        split, facts = axes_of(group), self._facts(rank)
         axes = self._coordinates(rank).items()
-        return group, tuple(sorted(one for one in axes if one[0] in split or one[0] not in DATA_AXES))
+        place = tuple(sorted(one for one in axes if one[0] in split or one[0] not in DATA_AXES))
+        return group, None if facts is None else facts.layouts.get(group), place
 
     def _compare(self, step: int, peers: _Peers, reported: Mapping[int, Sums]) -> list[Verdict]:
         replicas = self._replicas[peers]
@@ -129,7 +133,8 @@ class Drift:
     ) -> str:
         other = vote.model if reported[rank] != reported[vote.model] else vote.second
         place = located(reported[rank], reported[other])
-        names = self._names(rank, group)
+        facts = self._facts(rank)
+        names = [] if facts is None else facts.names_of(group)
         if place is None:
             what = "more than one parameter differs"
         elif place < len(names):
@@ -145,8 +150,8 @@ class Drift:
         if equal is not None:
             return f"{what}; all were equal at step {equal:,}"
         return (
-            f"{what}, from the first comparison on; is the model wrapped in DDP? If the ranks mean to train "
-            "apart: checksums=False"
+            f"{what}, from the first comparison on; is the model wrapped in DDP? If the ranks hold "
+            "parts of a model, or mean to train apart: checksums=False"
         )
 
 

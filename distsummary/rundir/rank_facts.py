@@ -3,7 +3,7 @@
 It lies in the rank's directory and has the newest attempts:
 
     {"format": 1, "attempts": {"0": {"settings": {"seed torch": "42"}, "names": ["0.weight", "0.bias"],
-     "groups": {"whole": [0, 1]}}}}
+     "groups": {"whole": [0, 1]}, "layouts": {"whole": 3735928559}}}}
 
 The command.json of rank 0 has the command line of each attempt, for the eyes of its owner alone.
 """
@@ -33,11 +33,13 @@ class RankFacts:
         settings: name -> text; None: not known.
         names: those of the model's parameters, in its order.
         groups: group of bit sums -> the indices in `names` of its parameters; see `check_tags.bits_tags`.
+        layouts: group of bit sums -> a digest of the names and shapes of its parameters.
     """
 
     settings: Mapping[str, str | None]
     names: Sequence[str] = ()
     groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    layouts: Mapping[str, int] = field(default_factory=dict)
 
     def names_of(self, group: str) -> list[str]:
         """The names of the parameters of a group of bit sums."""
@@ -52,7 +54,9 @@ def write_facts(directory: Path, attempt: int, facts: RankFacts) -> None:
 def read_facts(directory: Path, attempt: int) -> RankFacts | None:
     """The facts of an attempt; None if there are none that can be read."""
     stored = read_attempts(directory / FACTS, FactsRecord).get(str(attempt))
-    return None if stored is None else RankFacts(stored["settings"], stored["names"], stored["groups"])
+    if stored is None:
+        return None
+    return RankFacts(stored["settings"], stored["names"], stored["groups"], stored["layouts"])
 
 
 def write_command(directory: Path, attempt: int, argv: Sequence[str]) -> None:

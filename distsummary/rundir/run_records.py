@@ -199,6 +199,7 @@ class FactsRecord(TypedDict):
     settings: dict[str, str | None]
     names: list[str]
     groups: dict[str, list[Whole]]
+    layouts: dict[str, Whole]
 
 
 class StepsRecord(TypedDict):

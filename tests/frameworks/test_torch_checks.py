@@ -112,6 +112,24 @@ def test_without_checksums_settings_are_reported_but_nothing_is_looked_at(tmp_pa
     assert b"zz_perf/check" not in b"".join(path.read_bytes() for path in directory.glob("*vm_MS"))
 
 
+def layout(*modules: nn.Module) -> dict[str, int]:
+    checksums = Checksums(nn.Sequential(*modules), {}, 2)
+    checksums.list_parameters()
+    return checksums.layouts
+
+
+def test_models_of_other_names_or_shapes_have_another_layout() -> None:
+    one = layout(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    assert layout(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)) == one
+    others = [
+        (nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)),
+        (nn.Linear(3, 4), nn.Linear(4, 2)),
+        (nn.Linear(3, 4),),
+    ]
+    assert all(layout(*other) != one for other in others)
+    assert set(one) == {"whole"}
+
+
 def numbers(values: list[Value]) -> list[float]:
     return [value.data for value in values]
 
@@ -163,7 +181,7 @@ def steps_summed(step_ms: float, cost_s: float) -> list[int]:
     """At which of 200 steps parameters are summed up, if that takes so long."""
     clock = iter(np.arange(0, 1e6) * cost_s)
     measured = SimpleNamespace(
-        list_parameters=lambda: None, names=[], groups={}, device_bytes=0,
+        list_parameters=lambda: None, names=[], groups={}, layouts={}, device_bytes=0,
         measure=lambda: [Value("scalar", f"{BITS_TAGS}whole/0", 1.0)],
     )  # fmt: skip
     source: Any = Checks(

@@ -111,10 +111,10 @@ class Checks(Source):
         # List them only now, because lazy parameters may have got their shapes since this object was made.
         if self._checksums is not None:
             self._checksums.list_parameters()
-        names, groups = (
-            ([], {}) if self._checksums is None else (self._checksums.names, self._checksums.groups)
-        )
-        self._report(RankFacts(self._settings, names, groups))
+            made = self._checksums
+            self._report(RankFacts(self._settings, made.names, made.groups, made.layouts))
+        else:
+            self._report(RankFacts(self._settings))
 
     def _choose(self, logged: Mapping[str, object]) -> None:
         """Choose how many steps lie between two sums: a power of two, so that ranks have steps in common."""

@@ -5,6 +5,7 @@ ranks, and nothing waits for a device.
 """
 
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -46,10 +47,11 @@ class Checksums:
         self._groups: list[_Group] = []
         self.names: list[str] = []
         self.groups: dict[str, list[int]] = {}
+        self.layouts: dict[str, int] = {}
         self.device_bytes = 0  # that are read on devices
 
     def list_parameters(self) -> None:
-        """List the model's parameters, by which `names` and `groups` become those of `RankFacts`."""
+        """List the model's parameters, and so `names`, `groups` and `layouts`, as `RankFacts` has them."""
         self._is_unchanged = FRAMEWORK.watch(self._model)
         named = list(unwrap(self._model).named_parameters())
         # FSDP1 frees the memory of its parameters, and keeps no copies that could be compared.
@@ -66,6 +68,11 @@ class Checksums:
             if self._replicas(split) > 1:
                 by_split.setdefault(split, []).append(place)
         self.groups = {"+".join(split) or WHOLE: places for split, places in by_split.items()}
+        shapes = [(name, *one.shape) for name, one in named]
+        self.layouts = {
+            group: zlib.crc32(repr([shapes[place] for place in places]).encode())
+            for group, places in self.groups.items()
+        }
         self._groups = [
             _Group(bits_tags(split), [named[place][1] for place in places])
             for split, places in by_split.items()

@@ -8,6 +8,7 @@ import pytest
 from distsummary.diagnosis.check_tags import bits_tags, located, packed, weights_of
 from distsummary.diagnosis.drift import Drift
 from distsummary.diagnosis.verdict import Verdict
+from distsummary.rundir.rank_facts import RankFacts
 
 NAMES = [f"layer{number}.weight" for number in range(40)]
 Reported = dict[int, dict[int, tuple[int, int, int]]]  # step -> rank -> what it reports
@@ -25,8 +26,12 @@ def look(drift: Drift, reported: Reported, split: tuple[str, ...] = ()) -> list[
     return drift.add(tags, *columns)
 
 
-def drift_of(mesh: dict[int, dict[str, int]] | None = None) -> Drift:
-    return Drift(lambda rank: (mesh or {}).get(rank, {}), lambda rank, group: NAMES)
+def drift_of(mesh: dict[int, dict[str, int]] | None = None, layouts: dict[int, int] | None = None) -> Drift:
+    def facts(rank: int) -> RankFacts:
+        layout = {} if layouts is None else {"whole": layouts[rank]}
+        return RankFacts({}, NAMES, {"whole": range(len(NAMES))}, layout)
+
+    return Drift(lambda rank: (mesh or {}).get(rank, {}), facts)
 
 
 def sums_of(arrays: list[np.ndarray]) -> np.ndarray:
@@ -104,6 +109,9 @@ def test_ranks_that_are_no_copies_are_not_compared() -> None:
     assert look(drift_of(both), reported, ("dp_shard",)) == []
     reported[1][3] = (3, 3, 3)
     assert [one.ranks for one in look(drift_of(both), reported, ("dp_shard",))] == [(1, 3)]
+    assert look(drift_of(layouts=dict(enumerate(range(4)))), different) == []
+    found = look(drift_of(layouts={0: 7, 1: 8, 2: 7, 3: 8}), different)
+    assert [one.ranks for one in found] == [(0, 2), (1, 3)]
 
 
 def test_without_a_majority_all_are_named() -> None:
