@@ -3,6 +3,8 @@
 import functools
 import inspect
 import operator
+import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -11,6 +13,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, overload
 from distsummary.errors import InvalidArgumentError, InvalidTypeError, InvalidValueError
 
 _NAMED = 10  # tags named in a message
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path turns s3://bucket/run into s3:/bucket/run
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -25,6 +28,20 @@ def check_type(
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join(k.__name__ for k in kinds) + (" or None" if optional else "")
         raise InvalidTypeError(f"{field} must be {names}, got {value!r} of type {type(value).__name__}")
+
+
+def is_url(path: str) -> bool:
+    """Whether a text is the URL of a directory, such as s3://bucket/run."""
+    return _URL.match(path) is not None
+
+
+def anchored(path: str | os.PathLike[str]) -> str:
+    """A path that is used later: absolute, since the script may change its working directory until then.
+
+    `~` is expanded; a URL stays as it is.
+    """
+    text = os.fspath(path)
+    return text if is_url(text) else os.path.abspath(os.path.expanduser(text))
 
 
 def suggests(function: Callable[P, R]) -> Callable[P, R]:

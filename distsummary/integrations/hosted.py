@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from distsummary._init import init
+from distsummary.base.checks import anchored
 from distsummary.base.guard import Guard
 from distsummary.base.terminal import announced
 from distsummary.collect.config import read_config
@@ -40,7 +41,7 @@ class Hosted:
 
     def __init__(self, run_dir: str | os.PathLike[str] | None, options: Mapping[str, Any]) -> None:
         self._is_default = run_dir is None and not options
-        self._run_dir = os.fspath(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
+        self._run_dir = anchored(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
         self._options = dict(options)
         self._known: dict[str, Any] = {}  # arguments for `ds.init` by the host
         self._early: list[tuple[bool, Mapping[str, Any]]] = []  # before the run: is an evaluation, numbers

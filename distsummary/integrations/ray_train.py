@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
+from distsummary.base.checks import anchored
 from distsummary.base.columns import named
 from distsummary.base.guard import Guard, guarded
 from distsummary.diagnosis.reporting import Alerts
@@ -70,7 +71,7 @@ class _Controller:
     _own_guard = Guard()
 
     def __init__(self, run_dir: str | os.PathLike[str] | None = None) -> None:
-        self._run_dir = os.path.abspath(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
+        self._run_dir = anchored(run_dir or os.environ.get(RUN_DIR) or "runs/{time}")
         self._before = -1  # the newest attempt of the run before the workers started
         self._noted: set[int] = set()  # ranks whose ends are noted
 
@@ -79,7 +80,7 @@ class _Controller:
         path = os.environ.get(RUN_DIR) or self._run_dir
         if TIME in path:
             path = str(dated_run_dir(path, train_token(run_name)).base)
-        self._run_dir = os.path.abspath(path)
+        self._run_dir = anchored(path)
 
     def _newest(self) -> int:
         """The newest attempt of the run; -1: there is none, or no run yet."""

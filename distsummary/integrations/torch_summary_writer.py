@@ -7,6 +7,7 @@ object that takes them is replaced, and scalars, which most calls are, take a sh
 import os
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, bfloat16
 from torch.utils import tensorboard
 from torch.utils.tensorboard.summary import hparams
 
+from distsummary.base.checks import anchored
 from distsummary.base.extras import require
 from distsummary.collect.options import check_file_affix, check_summary_dir
 from distsummary.collect.remote.open_writer import open_writer
@@ -55,10 +57,15 @@ class SummaryWriter(tensorboard.SummaryWriter):
     file_writer: Any  # a _FileWriter, None while it is closed
     all_writers: Any  # directory -> _FileWriter
 
+    @cached_property
+    def _base(self) -> str:
+        """`log_dir` as it was when the writer was made, from whatever working directory."""
+        return anchored(self.log_dir)
+
     def _get_file_writer(self) -> Any:
         """The writer of `log_dir`; a new one after `close`, as torch has it."""
         if self.all_writers is None or self.file_writer is None:
-            self.file_writer = writer = _FileWriter(self.log_dir, self.filename_suffix)
+            self.file_writer = writer = _FileWriter(self._base, self.filename_suffix)
             self.all_writers = {str(self.log_dir): writer}
             if self.purge_step is not None:
                 start = TensorBoardEvent(session_log=SessionLog(status=SessionLog.START))
@@ -95,7 +102,7 @@ class SummaryWriter(tensorboard.SummaryWriter):
         step = 0 if global_step is None else int(global_step)
         self._get_file_writer()
         for tag, number in tag_scalar_dict.items():
-            directory = f"{self.log_dir}/{main_tag.replace('/', '_')}_{tag}"
+            directory = f"{self._base}/{main_tag.replace('/', '_')}_{tag}"
             if (writer := self.all_writers.get(directory)) is None:
                 writer = self.all_writers[directory] = _FileWriter(directory, self.filename_suffix)
             writer.rows.add(main_tag, _number(main_tag, number), step, walltime)
@@ -110,7 +117,7 @@ class SummaryWriter(tensorboard.SummaryWriter):
     ) -> None:
         """Add settings and results, in the directory `run_name` below `log_dir`, by default a time."""
         summaries = hparams(hparam_dict, metric_dict, hparam_domain_discrete)  # type: ignore[no-untyped-call]
-        directory = os.path.join(self.log_dir, run_name or str(time.time()))
+        directory = os.path.join(self._base, run_name or str(time.time()))
         with SummaryWriter(directory) as writer:
             for summary in summaries:
                 writer._get_file_writer().add_summary(summary, global_step)

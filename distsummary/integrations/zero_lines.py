@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
+from distsummary.base.checks import anchored
 from distsummary.base.terminal import announced
 from distsummary.integrations.after_import import after_import
 from distsummary.integrations.deepspeed import follow_deepspeed
@@ -31,6 +32,8 @@ def arm(run_dir: str, options: str) -> None:
     Args:
         run_dir, options: the values of DISTSUMMARY and DISTSUMMARY_OPTIONS.
     """
+    # So it is the same for the processes that the script starts, from whatever directory.
+    run_dir = os.environ["DISTSUMMARY"] = anchored(run_dir)
 
     def begin(optimizer: Optimizer, model: nn.Module | None) -> "tuple[FollowedRun | None, Optimizer | None]":
         from distsummary.integrations.followed_run import begin_run

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from distsummary.aggregate.actor import settle
 from distsummary.base.actor_calls import begin_s, why_not_begun
 from distsummary.base.actor_private import bootstrap_address
-from distsummary.base.checks import check_choice, check_int, check_number, check_type
+from distsummary.base.checks import anchored, check_choice, check_int, check_number, check_type
 from distsummary.base.cluster import check_reachable, join, reachable_cluster, start_local
 from distsummary.base.columns import named
 from distsummary.base.extras import require
@@ -353,8 +353,8 @@ def zero_lines(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that have ranks recorded without a line, whose processes Ray may have started before."""
     found = {name: environ[name] for name in (RUN_DIR, OPTIONS) if environ.get(name)}
     # Ranks may run in another directory.
-    if RUN_DIR in found and "://" not in found[RUN_DIR]:
-        found[RUN_DIR] = os.path.abspath(found[RUN_DIR])
+    if RUN_DIR in found:
+        found[RUN_DIR] = anchored(found[RUN_DIR])
     return found
 
 

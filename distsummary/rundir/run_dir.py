@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from filelock import FileLock, Timeout
 
 from distsummary.base.checked_json import check_kind, read_json
-from distsummary.base.checks import check_type
+from distsummary.base.checks import anchored, check_type, is_url
 from distsummary.base.columns import quoted
 from distsummary.base.publish import ensure_directory, is_gone, publish, remove_leftovers, temporary_name
 from distsummary.errors import (
@@ -47,7 +47,6 @@ STORES = (
     "record to a disk that takes appends, local or shared by all nodes, and copy the run to the object store "
     "afterwards: a mounted object store takes none"
 )
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # one slash: Path turns s3://bucket/run into s3:/bucket/run
 _RAY_COPY = re.compile(r"/session_[^/]+/runtime_resources/")  # of Ray's temporary directory
 _REMEDY = (
     "rebuild it with: distsummary fsck --repair; or end the run's processes and remove the file: the run "
@@ -75,7 +74,7 @@ class RunDir:
         text = os.fspath(path)
         if not text.strip():
             raise InvalidValueError(f"run_dir must not be blank, got {text!r}; name a directory")
-        if _URL.match(text):
+        if is_url(text):
             raise InvalidValueError(f"run_dir must be a directory of a file system, got {text!r}; {STORES}")
         self.base = Path(os.path.realpath(os.path.expanduser(text)))
         self.home, self.is_away = home or self.base, home is not None
@@ -364,16 +363,17 @@ def _number(text: str) -> int | None:
 
 
 def refuse_temporary(field: str, path: str | os.PathLike[str]) -> None:
-    """Raise InvalidValueError for a relative path where the working directory is Ray's copy of a job's files.
+    """Raise InvalidValueError for a path within Ray's copy of a job's files.
 
     Ray unpacks the `working_dir` of a job again on each node, and removes it when the job has ended.
     """
-    if os.path.isabs(os.path.expanduser(path)) or not _RAY_COPY.search(here := os.getcwd()):
+    if not _RAY_COPY.search(anchored(path)):
         return
+    here = os.getcwd()
     raise InvalidValueError(
-        f"{field} must be absolute here, got {os.fspath(path)!r}: the working directory {here} is Ray's copy "
-        "of the job's working_dir, one on each node, which Ray removes after the job; name a directory on a "
-        f"disk that all nodes share, such as /shared/{os.fspath(path).removeprefix('./')}"
+        f"{field} must be outside of {here} here, got {os.fspath(path)!r}: that is Ray's copy of the job's "
+        "working_dir, one on each node, which Ray removes after the job; name a directory on a disk that all "
+        f"nodes share, such as /shared/{os.path.relpath(anchored(path), here)}"
     )
 
 

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self
 
-from distsummary.base.checks import check_type
+from distsummary.base.checks import anchored, check_type
 from distsummary.base.failures import one_line
 from distsummary.base.guard import guarded
 from distsummary.base.interrupts import StepInterrupts
@@ -98,9 +98,10 @@ class ModelCheckpoint(Callback):
             _check_prefix("prefix", prefix)
         check_type("config", config, CheckpointConfig, optional=True)
         self.config = config or CheckpointConfig()
-        directory = Path.cwd() if directory is None else directory
         if not callable(directory):
+            directory = "" if directory is None else directory
             _check_directory("directory", directory)
+            directory = anchored(directory)
             check_writable(Path(directory))
         self._prefix, self._directory = prefix, directory
         self._latest = ""

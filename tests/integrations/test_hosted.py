@@ -1,5 +1,6 @@
 """What a host reports of its training, without a host."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,18 @@ def train() -> None:
         optimizer.step()
 
 
-def test_a_trainer_after_a_loop_of_the_script_begins_a_run_of_its_own(tmp_path: Path) -> None:
-    arm(str(tmp_path / "loop"), '{"quiet": true}')
+def test_a_trainer_after_a_loop_of_the_script_begins_a_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISTSUMMARY", "loop")
+    arm("loop", '{"quiet": true}')
+    hosted = Hosted("trainer", {"quiet": True})
+    # A script may change its working directory before its first step.
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     train()
-    hosted = Hosted(tmp_path / "trainer", {"quiet": True})
+    assert os.environ["DISTSUMMARY"] == str(tmp_path / "loop")
     hosted.begin()
     train()
     hosted.end()

@@ -296,3 +296,18 @@ def test_without_tensorboard_the_import_says_so(
     hide_package("tensorboard")
     with pytest.raises(MissingExtraError, match=r"SummaryWriter needs tensorboard.*pip install tensorboard"):
         integrations.SummaryWriter  # noqa: B018
+
+
+def test_a_script_may_change_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with SummaryWriter("runs/a") as writer:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        writer.add_scalars("loss", {"one": 1.0}, 1)
+        writer.add_hparams({"lr": 0.1}, {"best": 1.0}, run_name="tried")
+        writer.close()
+        writer.add_scalar("after", 2.0, 2)
+    base = tmp_path / "runs/a"
+    assert sorted(path.name for path in base.iterdir() if path.is_dir()) == ["loss_one", "tried"]
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert EventAccumulator(str(base)).Reload().Tags()["scalars"] == ["after"]

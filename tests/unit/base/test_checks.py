@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from distsummary.base.checks import (
+    anchored,
     as_unicode,
     check_choice,
     check_int,
@@ -24,6 +25,21 @@ def test_check_type_lets_the_expected_types_pass() -> None:
     check_type("rate", 1, (int, float))
     check_type("flag", True, bool)
     check_type("path", None, str, optional=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("runs/{time}", "/work/runs/{time}"), ("", "/work"), ("/a/../b/", "/b"), ("~/a", "/home/a"),
+        ("s3://bucket/run", "s3://bucket/run"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_used_later_is_absolute(
+    path: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home")
+    monkeypatch.setattr("os.getcwd", lambda: "/work")
+    assert anchored(path) == expected
 
 
 def test_errors_name_field_value_and_range() -> None:

@@ -86,6 +86,16 @@ def test_without_arguments_each_step_is_saved_here_and_five_are_kept(tmp_path, m
     assert names(tmp_path) == [f"CKP-2_{step}.safetensors" for step in range(1, 6)]
 
 
+@pytest.mark.parametrize("directory", [None, "saved"])
+def test_a_script_may_change_its_working_directory(tmp_path, monkeypatch, directory):
+    monkeypatch.chdir(tmp_path)
+    checkpoint = ds.ModelCheckpoint("a", directory, ds.CheckpointConfig(5))
+    monkeypatch.chdir("/")
+    train(checkpoint)
+    assert checkpoint.failures == 0
+    assert names(tmp_path / (directory or "")) == ["a-1_5.safetensors", "a-2_5.safetensors"]
+
+
 def test_a_later_training_takes_other_names_and_removes_none_of_the_earlier(tmp_path):
     for expected in ("a", "a_1", "a_2"):
         checkpoint = ds.ModelCheckpoint("a", tmp_path, ds.CheckpointConfig(1, keep_checkpoint_max=1))
