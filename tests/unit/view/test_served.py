@@ -205,7 +205,7 @@ def test_too_many_or_equal_runs_are_refused_before_one_is_opened(tmp_path):
     assert len(names(served)) == 10
     for number in range(10):
         shutil.rmtree(tmp_path / str(number))  # one that is opened would be missing
-    with pytest.raises(InvalidValueError, match="with up to 8 others, got 1500"):
+    with pytest.raises(InvalidValueError, match="with up to 19 others, got 1500"):
         served.page("0", [str(1 + number % 9) for number in range(1500)])
     with pytest.raises(InvalidValueError, match=r"must be different ones, got .*1 twice"):
         served.page("0", ["1", "1"])
