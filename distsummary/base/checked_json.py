@@ -51,6 +51,8 @@ def parse_json(
     # Level by level, because a function that calls itself could exceed Python's limit of recursion here.
     level = [found]
     for _ in range(MOST_DEPTH):
+        if not level:
+            break
         level = [inner for one in level for inner in _inside(one) if isinstance(inner, (dict, list))]
     if level:
         raise damaged(name, f"is nested deeper than {MOST_DEPTH} levels", remedy)

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handler = _Handler()
     handler.setFormatter(_Formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    options = build_parser().parse_args(arguments)
+    options = parsed(arguments)
     try:
         with handles_interrupts():
             return _run(VERBS[options.verb], options)
@@ -139,6 +139,21 @@ def _run(entry: Verb, options: argparse.Namespace) -> int:
         found = found.code
     sys.stdout.flush()
     return found or 0
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of a command line; argparse exits with 2 for wrong ones."""
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    # argparse would take "-draft" of `distsummary tag` for an option.
+    tags = (
+        [one for one in words if re.fullmatch("-[^-]+.*", one) and one != "-h"]
+        if words[:1] == ["tag"]
+        else []
+    )
+    options = build_parser().parse_args([one for one in words if one not in tags])
+    if tags:
+        options.tags += tags
+    return options
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -596,6 +611,24 @@ def _removed(found: "list[Removal]", is_sure: bool, *, verb: str = "remove") -> 
 
 
 @verb(
+    RECORDED,
+    argument("tags", nargs="*", metavar="+TAG", help="+TAG adds a tag, -TAG removes one"),
+    argument("--name", help="what to call it; its directory stays as it is"),
+    argument("--group", help="the group that it belongs to; '' for none"),
+    argument("--notes", help="a text about it; '' for none"),
+    example="tag runs/digits +baseline -draft --notes 'lr of the paper'",
+)
+def tag(options: argparse.Namespace) -> Answer:
+    """Change the tags, name, group and notes of a run; without changes, print them."""
+    from distsummary.runs.labels import relabelled, text_of
+
+    found = relabelled(
+        options.run_dir, options.tags, name=options.name, group=options.group, notes=options.notes
+    )
+    return Answer(found, text_of(options.run_dir, found))
+
+
+@verb(
     argument("path", metavar="PATH", help="an event file, a rank's directory or a run dir"),
     argument("--full", action="store_true", help="also print the elements of tensors and the images"),
     repeated("--tag", help="only values of this tag"),
@@ -745,11 +778,12 @@ def report(options: argparse.Namespace) -> Answer:
         metavar="FILE",
         help="has the token of the URL, which then stays (DISTSUMMARY_TOKEN of the environment has it too)",
     ),
+    argument("--edit", action="store_true", help="let the page change names, tags and notes of runs"),
     example="serve runs/ --port 6116",
     shows_progress=False,
 )
 def serve(options: argparse.Namespace) -> None:
-    """Show runs live in a browser, on this machine alone and read-only, until Ctrl-C."""
+    """Show runs live in a browser, on this machine alone and, without --edit, read-only, until Ctrl-C."""
     from distsummary.view.serve import HOST, serve, token_in
 
     with serve(
@@ -758,6 +792,7 @@ def serve(options: argparse.Namespace) -> None:
         port=options.port,
         public_url=options.public_url,
         token=token_in(options.token_file),
+        edit=options.edit,
     ) as server:
         if not server.is_local:
             printed(

@@ -144,18 +144,21 @@ class RunState:
     newest: AttemptState | None
 
 
-def read_run(run_dir: RunDir | str | os.PathLike[str], *, now: float | None = None) -> RunState:
+def read_run(
+    run_dir: RunDir | str | os.PathLike[str], *, now: float | None = None, manifest: Manifest | None = None
+) -> RunState:
     """Read the states of a run from its files; needs neither Ray nor any process of the run.
 
     Args:
         run_dir: the run dir.
         now: seconds since the epoch; None asks the file system's clock, by a temporary file in the run dir
             (or this machine's clock, if the directory cannot be written).
+        manifest: what run.json says; None: it is read.
 
     Raises DamagedFileError or RunDirError if run.json is damaged, of another version, or cannot be read.
     """
     run = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir)
-    manifest = run.read_manifest()
+    manifest = run.read_manifest() if manifest is None else manifest
     if not manifest["run_id"]:
         run.refuse_removed_manifest()
     entries: list[Manifest] = manifest["attempts"]

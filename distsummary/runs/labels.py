@@ -5,14 +5,18 @@ what was changed and is replaced whole under a lock, so that two people may chan
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from distsummary.base.checked_json import read_json
+from distsummary.base.columns import printable
 from distsummary.base.publish import publish
+from distsummary.errors import InvalidValueError
 from distsummary.rundir.labels import check_label, check_tags
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.run_records import LabelsRecord
+from distsummary.runs.recorded_run import open_run
 
 
 class Labels(NamedTuple):
@@ -81,3 +85,32 @@ def change_labels(
         own = read_json(path, LabelsRecord) if path.exists() else {}
         publish(path, json.dumps(own | changes, indent=1).encode())
         return before._replace(**changes)
+
+
+def relabelled(
+    path: str | os.PathLike[str],
+    tags: Sequence[str],
+    *,
+    name: str | None = None,
+    group: str | None = None,
+    notes: str | None = None,
+) -> Labels:
+    """`change_labels` of a command: `tags` to add begin with "+", those to remove with "-".
+
+    Raises also InvalidValueError for another one, and the errors of `open_run`.
+    """
+    for tag in tags:
+        if tag[:1] not in ("+", "-"):
+            raise InvalidValueError(f"a tag must begin with + (add it) or - (remove it), got {tag!r}")
+    run_dir = RunDir(open_run(path).path)
+    add, remove = ([tag[1:] for tag in tags if tag[0] == sign] for sign in "+-")
+    return change_labels(run_dir, name=name, group=group, add=add, remove=remove, notes=notes)
+
+
+def text_of(path: str | os.PathLike[str], labels: Labels) -> str:
+    """What a run is called, a line for each label that it has."""
+    rows = {"name": labels.name, "group": labels.group, "tags": ", ".join(labels.tags), "notes": labels.notes}
+    lines = [f"  {name:<6} {printable(text)}" for name, text in rows.items() if text]
+    return "\n".join(
+        [f"{printable(os.fspath(path))}:{'' if lines else ' no name, group, tags or notes'}", *lines]
+    )

@@ -19,6 +19,7 @@ from distsummary.format.own_tags import is_own
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
+from distsummary.rundir.states import read_run
 from distsummary.runs.attempt_times import attempt_times
 from distsummary.runs.cost import bill
 from distsummary.runs.facts import Fact, flat
@@ -158,9 +159,9 @@ def row_of(row: RunRow, status: Status) -> RunRow:
 
 def _of_run(row: RunRow, place: Path, now: float) -> RunRow:
     run_dir = RunDir(place)
-    status = read_status(place, now=now, reads_events=False)
-    row = row_of(replace(row, id=status.run.run_id), status)
     manifest = run_dir.read_manifest()
+    status = read_status(place, now=now, manifest=manifest, reads_events=False)
+    row = row_of(replace(row, id=status.run.run_id), status)
     newest = status.run.newest
     entry: dict[str, Any] = next(
         (
@@ -208,8 +209,9 @@ def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunR
             left_out=max(0, len(settings) - MOST_SETTINGS),
         )
     else:
-        state = read_status(place, now=now, reads_events=False).run
-        defined = Definitions(run_dir.read_manifest().get("define", {}))
+        manifest = run_dir.read_manifest()
+        state = read_run(run_dir, now=now, manifest=manifest)
+        defined = Definitions(manifest.get("define", {}))
     role = state.newest.role if state and state.newest else "train"
     files = RankFiles(run_dir, role, uses_index=uses_index)
 
@@ -235,12 +237,14 @@ def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunR
             step=max(filter(None, (row.step, high)), default=None),
         )
 
-    row = files.read(read)
-    if state is not None:
-        attempts = [one for one in state.attempts if one.role == role]
-        times = files.read(lambda: attempt_times(files.ranks, attempts, Meshes(files.directories()), now=now))
-        verdicts = hangs_among(read_reports(run_dir, state.newest).alerts, CAUSES)
-        goodput = bill(times, [(one.attempt, one.verdict) for one in verdicts]).goodput
+    with files.held():
+        row = files.read(read)
+        if state is not None:
+            attempts = [one for one in state.attempts if one.role == role]
+            meshes = Meshes(files.directories())
+            times = files.read(lambda: attempt_times(files.ranks, attempts, meshes, now=now))
+            verdicts = hangs_among(read_reports(run_dir, state.newest).alerts, CAUSES)
+            goodput = bill(times, [(one.attempt, one.verdict) for one in verdicts]).goodput
     damage = [one for recorded in files.all() for one in recorded.damage]
     problems = [*files.gone.values(), *(f"{one.file.name}: {one.reason}" for one in damage)]
     if problems:

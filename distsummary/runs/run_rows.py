@@ -50,37 +50,48 @@ class RunRows:
     def __init__(self, directory: str | os.PathLike[str], *, uses_index: bool = True) -> None:
         self.base, self._uses_index = Path(directory), uses_index
         self._entries: dict[Path, _Entry] = {}
+        self._now, self._next_s = 0.0, 0.0  # of the last look: its time, and when the next one is due
 
     def read(self, *, budget_s: float = math.inf) -> list[RunRow]:
         """The rows, the newest first.
 
         Args:
             budget_s: for so many seconds event files are read, the newest run first; rows that this does not
-                reach are not whole, and the next call goes on with them.
+                reach are not whole, and the next call continues with them, at first without another look at
+                all files.
 
         Raises MissingFileError if there is no such directory, or no run in it.
         """
+        is_pending = any(not entry.row.is_whole for entry in self._entries.values())
+        if not (is_pending and time.monotonic() < self._next_s):
+            self._look()
+        found = sorted(self._entries.items(), key=lambda one: one[1].row.started or 0.0, reverse=True)
+        begin_s = time.monotonic()
+        for number, (place, entry) in enumerate(found, 1):
+            if not entry.row.is_whole and time.monotonic() - begin_s < budget_s:
+                doing("reading run", number, len(found))
+                self._complete(place, entry)
+        return [entry.row for _, entry in found]
+
+    def _look(self) -> None:
+        """Look at the files of all runs, and read the first part of the rows that may have changed."""
+        begin_s = time.monotonic()
         if not self.base.is_dir():
             kind = "a file" if self.base.exists() else "missing"
             raise MissingFileError(f"{self.base} is {kind}; name a directory")
-        now = file_system_time(self.base)
+        self._now = file_system_time(self.base)
         before, self._entries = self._entries, {}
         for place in _places(self.base, DEPTH):
-            self._entries[place] = self._looked_at(place, before.get(place), now)
+            self._entries[place] = self._looked_at(place, before.get(place))
         if not self._entries:
             raise MissingFileError(
                 f"{self.base} holds no runs: no directory with a {MANIFEST} or with event files in it or "
                 f"{DEPTH} levels below; name the directory that the run dirs are in"
             )
-        found = sorted(self._entries.items(), key=lambda one: one[1].row.started or 0.0, reverse=True)
-        until = time.monotonic() + budget_s
-        for number, (place, entry) in enumerate(found, 1):
-            if not entry.row.is_whole and time.monotonic() < until:
-                doing("reading run", number, len(found))
-                self._complete(place, entry, now)
-        return [entry.row for _, entry in found]
+        end_s = time.monotonic()
+        self._next_s = end_s + PAUSE * (end_s - begin_s)
 
-    def _looked_at(self, place: Path, entry: "_Entry | None", now: float) -> "_Entry":
+    def _looked_at(self, place: Path, entry: "_Entry | None") -> "_Entry":
         """The entry of a run, with the first part of its row read again if anything may have changed."""
         if entry is not None and time.monotonic() < entry.next_s:
             return entry
@@ -90,16 +101,16 @@ class RunRows:
         path = place.relative_to(self.base).as_posix()
         if (row := self._kept(place, stamp)) is not None:
             return _Entry(replace(row, path=path, folder=place.name), stamp)
-        row = replace(read_first(path, place, now=now), size_bytes=size)
+        row = replace(read_first(path, place, now=self._now), size_bytes=size)
         if entry is not None:
             # Until its event files are read again, it has what they said before.
             row = replace(row, **{name: getattr(entry.row, name) for name in _OF_EVENTS})
         return _Entry(row, stamp)
 
-    def _complete(self, place: Path, entry: "_Entry", now: float) -> None:
+    def _complete(self, place: Path, entry: "_Entry") -> None:
         """Read the second part of a row, and keep it."""
         begin_s = time.monotonic()
-        entry.row = with_events(entry.row, place, now=now, uses_index=self._uses_index)
+        entry.row = with_events(entry.row, place, now=self._now, uses_index=self._uses_index)
         if entry.row.state in _OVER:
             self._keep(place, entry)
         else:

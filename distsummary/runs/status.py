@@ -14,7 +14,7 @@ from distsummary.diagnosis.ends import unreported_end
 from distsummary.diagnosis.stuck_files import hung_ranks
 from distsummary.diagnosis.verdict import AWAITED, ERROR, Verdict
 from distsummary.errors import DistSummaryError, MissingFileError
-from distsummary.rundir.run_dir import MANIFEST, RunDir
+from distsummary.rundir.run_dir import MANIFEST, Manifest, RunDir
 from distsummary.rundir.states import AttemptState, RankState, RunState, is_over, read_run
 from distsummary.rundir.timeouts import BEHIND_S, HIDDEN_S
 
@@ -114,12 +114,17 @@ class Status:
 
 
 def read_status(
-    path: str | os.PathLike[str], *, now: float | None = None, reads_events: bool = True
+    path: str | os.PathLike[str],
+    *,
+    now: float | None = None,
+    manifest: Manifest | None = None,
+    reads_events: bool = True,
 ) -> Status:
     """Read the states of a run from its files.
 
     Args:
         now: seconds since the epoch; None: by the clock of the run's file system.
+        manifest: what run.json says; None: it is read.
         reads_events: look into event files, too, which takes ten times as long; without, `merged`, `loss`
             and `unmerged` stay empty, and the steps of ranks are those of their last heartbeats.
 
@@ -128,9 +133,10 @@ def read_status(
         DamagedFileError, RunDirError: run.json is damaged, of another version, or cannot be read.
     """
     run_dir = RunDir(path)
-    _check_is_run(run_dir.base, os.fspath(path))
+    if manifest is None:
+        _check_is_run(run_dir.base, os.fspath(path))
     now = file_system_time(run_dir.base) if now is None else now
-    run, recorded = read_run(run_dir, now=now), dict[int, int]()
+    run, recorded = read_run(run_dir, now=now, manifest=manifest), dict[int, int]()
     unmerged, merged, loss = dict[int, int](), None, None
     if reads_events:
         run, recorded = with_recorded_steps(run_dir, run)

@@ -1,8 +1,8 @@
 """The pages of runs over HTTP, for one person on one machine: `distsummary serve`.
 
-Who knows the token in the URL may read; no one may write. The server listens on this machine alone unless it
-is given another host, and answers only requests that name this machine as their host, so that a page of
-another site, whose name was made to point here, cannot ask.
+Who knows the token in the URL may read; no one may write, but with `edit` the names, tags and notes of runs.
+The server listens on this machine alone unless it is given another host, and answers only requests that name
+this machine as their host, so that a page of another site, whose name was made to point here, cannot ask.
 """
 
 import errno
@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,10 +23,20 @@ from socketserver import TCPServer
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
+from distsummary.base.checked_json import parse_json
 from distsummary.base.checks import check_int
 from distsummary.base.columns import cut
 from distsummary.base.terminal import noted
-from distsummary.errors import DistSummaryError, InvalidValueError, MissingFileError, RunDirError, reason
+from distsummary.errors import (
+    DamagedFileError,
+    DistSummaryError,
+    FilterError,
+    InvalidTypeError,
+    InvalidValueError,
+    MissingFileError,
+    RunDirError,
+    reason,
+)
 from distsummary.view.report import built
 from distsummary.view.served import Response, Served, UnknownRunError
 
@@ -36,6 +46,7 @@ HOST = "127.0.0.1"
 PORT = 6116
 TOKEN_VARIABLE = "DISTSUMMARY_TOKEN"
 LEAST = 16  # characters of a token
+MOST_BYTES = 1 << 17  # of a request that changes a run
 _TOKEN = re.compile(rf"[A-Za-z0-9_-]{{{LEAST},}}")
 _IDLE_S = 60.0  # after which a connection without requests is closed
 _SCRIPT = "text/javascript; charset=utf-8"
@@ -74,6 +85,7 @@ class Server(ThreadingHTTPServer):
         port: 0: any free one; None: `PORT`, or any free one if another program has that.
         public_url: under which a proxy passes requests on to this server; its host is answered too.
         token: what the URL must have; None: a new one, which ends with the server.
+        edit: who knows the token may also change names, groups, tags and notes.
 
     Raises RunDirError if the port is in use or may not be used, InvalidValueError for a wrong port, token or
     public URL, or a host that is not of this machine, MissingExtraError if the front end is not built.
@@ -87,9 +99,10 @@ class Server(ThreadingHTTPServer):
         port: int | None = None,
         public_url: str | None = None,
         token: str | None = None,
+        edit: bool = False,
     ) -> None:
         port = check_int("port", port, low=0, high=65535, optional=True)
-        self.served = served
+        self.served, self.edit = served, edit
         self.files = {name: built(name).encode() for name in _STATIC}
         self.token = secrets.token_hex(16) if token is None else _checked_token(token)
         self._public = None if public_url is None else _checked_url(public_url)
@@ -166,12 +179,13 @@ def serve(
     port: int | None = None,
     public_url: str | None = None,
     token: str | None = None,
+    edit: bool = False,
 ) -> Server:
     """A server of the runs below a directory, which listens and has yet to `serve_forever`.
 
     Raises the errors of `Served` and `Server`.
     """
-    return Server(Served(directory), host=host, port=port, public_url=public_url, token=token)
+    return Server(Served(directory), host=host, port=port, public_url=public_url, token=token, edit=edit)
 
 
 def token_in(file: str | os.PathLike[str] | None) -> str | None:
@@ -240,8 +254,10 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one connection; the paths after the token:
 
     "" (the page: the list or, with ?run=NAME, a run), page.js, graph.js, page.css, runs (the list as JSON),
+    filter?where=EXPR (the paths of runs for which it holds, as JSON),
     data?run=NAME&with=OTHER (as often as there are others), curve?run=NAME&tag=TAG (&rank=N: of one),
-    step?run=NAME&step=N (&rank=N: is there in any case) and progress (what is read now, as JSON).
+    step?run=NAME&step=N (&rank=N: is there in any case) and progress (what is read now, as JSON). With
+    `edit`, POST labels?run=NAME takes changes as JSON, see `Served.relabel`; GET edit says whether it does.
     """
 
     server: Server
@@ -251,14 +267,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer, or say in a line why not."""
+        self._answer_with(self._get)
+
+    def do_POST(self) -> None:
+        """Change a run, or say in a line why not."""
+        self._answer_with(self._post)
+
+    def _answer_with(self, answer: Callable[[str, Mapping[str, list[str]]], None]) -> None:
         try:
-            self._answer()
+            if (asked := self._asked()) is not None:
+                answer(*asked)
         except UnknownRunError as error:
             self._say(
                 HTTPStatus.NOT_FOUND, f"there is no run {error.args[0]!r} here; the list has those there are"
             )
         except MissingFileError as error:
             self._say(HTTPStatus.GONE, str(error))
+        except (FilterError, InvalidTypeError) as error:
+            self._say(HTTPStatus.BAD_REQUEST, str(error))
         except InvalidValueError as error:
             self._say(HTTPStatus.NOT_FOUND, str(error))
         except (DistSummaryError, OSError) as error:
@@ -272,14 +298,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _answer(self) -> None:
+    def _asked(self) -> tuple[str, dict[str, list[str]]] | None:
+        """The path after the token and the fields; None after an answer to who may not ask."""
         if not self.server.is_own(self.headers.get("Host", "")):
             self._say(
                 HTTPStatus.FORBIDDEN,
                 "the host in the URL is no name of this machine; open the URL that distsummary serve "
                 "printed, or start it with --host and this name",
             )
-            return
+            return None
         url = urlsplit(self.path)
         token, slash, name = self.server.path_of(url.path).removeprefix("/").partition("/")
         # The time that this comparison takes reveals nothing of the right token.
@@ -289,8 +316,10 @@ class _Handler(BaseHTTPRequestHandler):
                 "the token in the URL is missing or not that of this server; open the URL that distsummary "
                 "serve printed",
             )
-            return
-        query = parse_qs(url.query, keep_blank_values=True)
+            return None
+        return name, parse_qs(url.query, keep_blank_values=True)
+
+    def _get(self, name: str, query: Mapping[str, list[str]]) -> None:
         asked = {key: values[-1] for key, values in query.items()}
         if name == "":
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", _HTML.encode())
@@ -298,6 +327,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, _STATIC[name], self.server.files[name])
         elif name == "runs":
             self._send_known("application/json", self.server.served.runs())
+        elif name == "filter":
+            self._send_known("application/json", self.server.served.filtered(asked.get("where", "")))
+        elif name == "edit":
+            self._send(HTTPStatus.OK, "application/json", json.dumps(self.server.edit).encode())
         elif name == "data":
             found = self.server.served.page(asked.get("run", ""), query.get("with", []))
             self._send_known("application/octet-stream", found)
@@ -318,6 +351,27 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(
                 HTTPStatus.NOT_FOUND, "there is no such page; open the URL that distsummary serve printed"
             )
+
+    def _post(self, name: str, query: Mapping[str, list[str]]) -> None:
+        # What was not read of a request would be taken for the next one.
+        self.close_connection = True
+        length = self.headers.get("Content-Length", "")
+        if name != "labels" or not self.server.edit:
+            self._say(
+                HTTPStatus.FORBIDDEN, "runs can only be read here; to change them: distsummary serve --edit"
+            )
+        # Another site can send a form without asking, but no JSON.
+        elif self.headers.get("Content-Type") != "application/json" or not length.isdigit():
+            self._say(HTTPStatus.BAD_REQUEST, "changes must be JSON, with their length")
+        elif int(length) > MOST_BYTES:
+            self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"changes may have {MOST_BYTES} bytes")
+        else:
+            try:
+                changes = parse_json(self.rfile.read(int(length)), dict[str, Any], name="the request")
+            except DamagedFileError as error:
+                raise InvalidTypeError(str(error)) from error
+            self.server.served.relabel(query.get("run", [""])[-1], changes)
+            self._send(HTTPStatus.OK, "application/json", b"{}")
 
     def _send_known(self, kind: str, answer: Response) -> None:
         """Send, unless the browser has it."""

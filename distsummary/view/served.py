@@ -12,24 +12,29 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from distsummary.base.checks import check_keys
 from distsummary.errors import MissingFileError
 from distsummary.rundir.run_dir import RunDir
+from distsummary.runs.labels import change_labels
 from distsummary.runs.recorded_run import RecordedRun, open_run
 from distsummary.runs.run_row import RunRow
 from distsummary.runs.run_rows import RunRows
+from distsummary.runs.run_table import RunTable
 from distsummary.view.compared_runs import refuse_others
-from distsummary.view.packing import plain, sent
+from distsummary.view.packing import sent
 from distsummary.view.page import page, rank_curve, step_anatomy, tag_curve
+from distsummary.view.run_list import run_list
 
 EVERY_S = 2.0  # at most so often the files are looked at
 # After reading, a pause of so many times its duration follows: reading takes a fifth of the time at most.
 PAUSE = 4
 OPEN = 8  # runs that are kept open
+LIST_S = 0.5  # event files are read so long for one answer with the list
 T = TypeVar("T")
 _Part: TypeAlias = tuple[str, str | int, int | None]  # "curve" and its tag, or "step" and its number; a rank
 ALONE = "."  # the name of the run if the directory is itself one
@@ -70,16 +75,23 @@ class Served:
         self._opened: OrderedDict[tuple[str, ...], _Run] = OrderedDict()
         self._names: set[str] = set()  # all that were ever listed
         self._listing, self._rows = _Kept[Response](every_s), RunRows(self.path)
+        self._table = RunTable([])
         if not self.path.is_dir():
             # There is no such directory: this raises the error that says so.
             open_run(directory)
 
     def runs(self) -> Response:
-        """The runs as JSON: `directory`, `runs` and `note`, why there are none.
+        """The runs as JSON: `directory`, `note`, why there are none, and what `run_list` gives.
+
+        A first answer comes before all event files are read; the next ones have more of them.
 
         A directory that is itself a run, and holds no others, has one row named `ALONE`.
         """
-        return self._listing.get(self._list)
+        answer = self._listing.get(self._list)
+        if any(not row.is_whole for row in self._table.rows):
+            # The next answer continues with the others.
+            self._listing.expire()
+        return answer
 
     def page(self, name: str, others: Sequence[str] = ()) -> Response:
         """The page of a run, next to others, as `packing.sent` writes it.
@@ -99,21 +111,47 @@ class Served:
         """Where each rank spent a measured step, see `step_anatomy`. Raises as `curve`."""
         return self._run(name).part(("step", step, rank))
 
+    def filtered(self, text: str) -> Response:
+        """The paths of the runs of the list for which a filter holds, as JSON. Raises FilterError."""
+        self.runs()
+        return _answer(json.dumps(self._table.where(text)["path"].tolist()).encode())
+
+    def relabel(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Change what a run is called; `changes`: arguments of `change_labels`.
+
+        Raises UnknownRunError, InvalidTypeError for another argument, and the errors of `change_labels`.
+        """
+        check_keys("changes", changes, ("name", "group", "add", "remove", "notes"))
+        if name not in self._names:
+            raise UnknownRunError(name)
+        change_labels(RunDir(self.path / name), **changes)
+        # The next answer has it.
+        self._listing.expire()
+
     def _list(self) -> Response:
         note = ""
         rows: list[RunRow] = []
         try:
             run = RunDir(self.path)
             if run.manifest_path.exists() or not run.rank_dirs():
-                rows = self._rows.read()
+                rows = self._rows.read(budget_s=LIST_S)
             else:
                 # A run without a manifest: a search would list each of its ranks as a run.
                 alone = open_run(self.path)
-                rows = [RunRow(path=ALONE, folder=self.path.name, state=alone.state, ranks=len(alone.ranks))]
+                rows = [
+                    RunRow(
+                        path=ALONE,
+                        folder=self.path.name,
+                        state=alone.state,
+                        ranks=len(alone.ranks),
+                        is_whole=True,
+                    )
+                ]
         except MissingFileError as error:
             note = str(error)
+        self._table = RunTable(rows)
         self._names |= {row.path for row in rows}
-        found = {"directory": os.fspath(self.path), "runs": plain([*map(_shown, rows)]), "note": note}
+        found = {"directory": os.fspath(self.path), "note": note, **run_list(self._table)}
         return _answer(json.dumps(found).encode())
 
     def _run(self, *names: str) -> "_Run":
@@ -150,6 +188,11 @@ class _Kept(Generic[T]):
                 with self.work():
                     self._found = _tried(make)
             return _given(self._found)
+
+    def expire(self) -> None:
+        """Make the answer again when it is asked for next."""
+        with self._lock:
+            self._next_s = 0.0
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -218,16 +261,6 @@ class _Run:
             self._runs, self._stamp = [], ""
             raise
         return stamp
-
-
-def _shown(row: RunRow) -> dict[str, Any]:
-    """A row of the list."""
-    return {
-        "name": row.path, "state": row.state, "level": row.level, "findings": row.findings,
-        "ranks": row.ranks, "step": row.step, "started": row.started, "lasted_s": row.duration_s,
-        "loss": next((one.last for one in row.metrics.values() if one.better == "min"), None),
-        "note": row.finding,
-    }  # fmt: skip
 
 
 def _tried(make: Callable[[], T]) -> T | Exception:

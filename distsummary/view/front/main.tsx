@@ -5,13 +5,15 @@ import "./page.css"
 import { render } from "preact"
 import { follow, isPaused } from "./base/follow"
 import { whole } from "./base/format"
-import { go } from "./base/hash"
+import { begin, go } from "./base/hash"
 import { ask, isServed, otherNames, readData, runName, type Fields } from "./base/source"
 import { changeTheme, data, said } from "./base/store"
 import type { Page } from "./base/types"
 import { pagesOfRun, Shell } from "./pages/shell"
-import { showRuns, type Listing } from "./pages/runs"
+import { type Listing } from "./runs/columns"
+import { canEdit, followFilter, listing, Runs } from "./runs/page"
 
+const SOON_MS = 300 // while not all rows are whole
 const app = document.getElementById("app")!
 
 function say(text: string): void {
@@ -37,12 +39,25 @@ function show(page: Page, hasList: boolean): void {
   document.documentElement.dataset.ready = "true"
 }
 
+async function showRuns(first: Listing, version: string | null): Promise<void> {
+  begin("runs")
+  canEdit.value = (await ask<boolean>("edit")).data!
+  listing.value = first
+  document.title = `${first.directory}: runs`
+  app.replaceChildren()
+  followFilter()
+  render(<Runs />, app)
+  document.documentElement.dataset.ready = "true"
+  const shown = (list: Listing): number | void => { listing.value = list; return list.pending ? SOON_MS : undefined }
+  follow<Listing>("runs", {}, first.pending ? null : version, shown, (error) => { said.value = error ? `${error.message}; this is what there was before` : "" })
+}
+
 async function start(): Promise<void> {
   if (!isServed) return show(await readData(), false)
   const name = runName()
   if (name == null) {
     const { data: list, version } = await ask<Listing>("runs")
-    if (list!.runs.length !== 1 || list!.runs[0].name !== ".") return showRuns(app, list!, version)
+    if (list!.columns.path?.length !== 1 || list!.columns.path[0] !== ".") return showRuns(list!, version)
   }
   const fields: Fields = [["run", name ?? "."], ...otherNames().map((other) => ["with", other])]
   const waiting = setInterval(() => ask<Progress>("progress").then(({ data: now }) => say(`Reading ${name ?? "the run"}: ${progressSaid(now!)}`), () => {}), 700)

@@ -286,9 +286,33 @@ def test_runs_are_listed(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["run", "finished", "1"]
     assert main(["runs", str(tmp_path), "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["runs"]] == ["run"]
+    assert main(["runs", str(tmp_path), "--where", "step > 1", "--columns", "name,step"]) == 0
+    assert capsys.readouterr().out.split() == ["name", "step"]
+    assert main(["runs", str(tmp_path), "--where", "step = 1"]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == ["  step = 1", "       ^"]
+    assert main(["runs", str(tmp_path), "--columns", "nme"]) == 2
+    assert "a column must be one of" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 2
     assert "holds no runs" in capsys.readouterr().err
+
+
+def test_a_run_is_labelled(tmp_path, capsys):
+    with ds.init(tmp_path / "run", quiet=True) as run:
+        list(run.steps(range(1)))
+    path = str(tmp_path / "run")
+    assert main(["tag", path]) == 0
+    assert capsys.readouterr().out == f"{path}: no name, group, tags or notes\n"
+    assert (
+        main(["tag", path, "+baseline", "-draft", "+hard", "--name", "best", "--notes", "lr of the paper"])
+        == 0
+    )
+    assert main(["tag", path, "-hard", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found == {"name": "best", "group": None, "tags": ["baseline"], "notes": "lr of the paper"}
+    assert main(["tag", path, "baseline"]) == 2
+    assert "a tag must begin with + (add it) or - (remove it), got 'baseline'" in capsys.readouterr().err
+    assert main(["tag", str(tmp_path / "absent"), "+x"]) == 2
 
 
 @pytest.mark.parametrize("every", ["0", "nan", "x"])

@@ -92,9 +92,49 @@ def test_pages_and_data_are_answered_and_nothing_else(tmp_path, bundle):
         }.items():
             answer, body = ask(server, path)
             assert (answer.status, said in body.decode()) == (404, True), (path, body)
-        with socket.create_connection(("127.0.0.1", server.server_port), timeout=PATIENCE_S) as raw:
-            raw.sendall(f"POST /{server.token}/runs HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            assert raw.recv(100).startswith(b"HTTP/1.1 501")
+        answer, body = ask(server, "filter?where=nme+~+'r'")
+        assert (answer.status, body.decode().splitlines()[1:]) == (400, ["  nme ~ 'r'", "  ^"])
+        assert gzip.decompress(ask(server, "filter?where=name+~+'r'")[1]) == b'["run"]'
+
+
+def change(server: Server, changes: object, run: str = "run", **headers: str) -> tuple[int, str]:
+    """POST changes of a run."""
+    body = changes if isinstance(changes, bytes) else json.dumps(changes).encode()
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE_S)
+    try:
+        path = f"/{headers.pop('token', server.token)}/labels?run={run}"
+        connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_run_is_changed_with_edit_alone(tmp_path):
+    record(tmp_path / "run")
+    with serving(tmp_path) as server:
+        assert ask(server, "edit")[1] == b"false"
+        assert change(server, {"name": "a"})[0] == 403
+    with serving(tmp_path, edit=True) as server:
+        ask(server, "runs")
+        assert ask(server, "edit")[1] == b"true"
+        assert change(server, {"name": "best", "add": ["x"], "notes": "two\nlines"}) == (200, "{}")
+        for changes, headers, status, said in (
+            ({"name": "a"}, {"token": "0" * 32}, 403, "token"),
+            ({"name": "a"}, {"Host": "evil.example"}, 403, "no name of this machine"),
+            ({"name": "a"}, {"Content-Type": "text/plain"}, 400, "must be JSON"),
+            (b"{", {}, 400, "is not JSON"),
+            (b"[]", {}, 400, "is not what it should be"),
+            (b" " * (1 << 18), {}, 413, "may have"),
+            ({"name": 3}, {}, 400, "name must be"),
+            ({"name": ""}, {}, 404, "name must be 1 to 200"),
+            ({"path": "x"}, {}, 404, "unknown key 'path'"),
+            ({"name": "a"}, {"run": "../run"}, 404, "there is no run"),
+        ):
+            found = change(server, changes, **headers)
+            assert (found[0], said in found[1]) == (status, True), (changes, headers, found)
+        found = json.loads(gzip.decompress(ask(server, "runs")[1]))["columns"]
+        assert (found["name"], found["tags"], found["notes"]) == (["best"], [["x"]], ["two\nlines"])
 
 
 def test_a_tab_that_asks_again_gets_what_is_new_and_is_reported_that_the_run_is_gone(tmp_path):
@@ -117,8 +157,8 @@ def test_a_damaged_run_json_hides_nothing_but_the_states(tmp_path):
     record(tmp_path / "run")
     (tmp_path / "run/run.json").write_text("{")
     with serving(tmp_path) as server:
-        [row] = json.loads(gzip.decompress(ask(server, "runs")[1]))["runs"]
-        assert row["state"] == "unreadable"
+        found = json.loads(gzip.decompress(ask(server, "runs")[1]))
+        assert found["columns"]["state"] == ["unreadable"]
         assert ask(server, "data?run=run")[0].status == 200
 
 

@@ -10,7 +10,7 @@ from operator import getitem
 import numpy as np
 import pytest
 
-from distsummary.errors import InvalidValueError, MissingFileError
+from distsummary.errors import FilterError, InvalidValueError, MissingFileError
 from distsummary.format.records import Value
 from distsummary.runs.recorded_run import RecordedRun
 from distsummary.view import served as module
@@ -36,7 +36,11 @@ def array(answer: Response, *names: str) -> list[float]:
 
 
 def names(served: Served) -> list[str]:
-    return [row["name"] for row in json.loads(gzip.decompress(served.runs().data))["runs"]]
+    return listed(served)["columns"]["path"]
+
+
+def listed(served: Served) -> dict:
+    return json.loads(gzip.decompress(served.runs().data))
 
 
 def test_a_page_is_made_again_when_there_is_more_and_only_then(tmp_path):
@@ -191,11 +195,48 @@ def test_a_page_that_fails_is_tried_again_only_when_the_files_are_looked_at_agai
 
 def test_a_directory_may_fill_later_but_must_be_there(tmp_path):
     served = Served(tmp_path, every_s=0.0)
-    assert "holds no runs" in json.loads(gzip.decompress(served.runs().data))["note"]
+    assert "holds no runs" in listed(served)["note"]
     record(tmp_path / "run")
     assert names(served) == ["run"]
     with pytest.raises(MissingFileError, match="there is no"):
         Served(tmp_path / "none")
+
+
+def test_the_list_has_the_columns_of_the_runs_and_is_filtered(tmp_path):
+    for name, value in (("a", 0.5), ("b", float("nan"))):
+        record(tmp_path / name, values=lambda step, rank, value=value: [Value("scalar", "loss", value)])
+    served = Served(tmp_path, every_s=0.0)
+    found = listed(served)
+    rows = dict(zip(found["columns"]["path"], found["columns"]["loss"], strict=True))
+    assert rows == {"a": 0.5, "b": "NaN"}
+    assert [len(values) for values in found["columns"].values()] == [2] * len(found["columns"])
+    assert (found["better"]["loss"], found["pending"], found["is_healthy"]) == ("min", 0, [None, None])
+    assert {tuple(one) for one in found["spark"]} == {(0.5,) * 5, ("NaN",) * 5}
+    assert json.loads(gzip.decompress(served.filtered("loss < 1 and name ~ 'A'").data)) == ["a"]
+    with pytest.raises(FilterError, match="there is no column 'los'; the nearest are loss"):
+        served.filtered("los < 1")
+
+
+def test_while_rows_are_not_whole_the_next_answer_has_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LIST_S", 0.0)
+    record(tmp_path / "a")
+    served = Served(tmp_path, every_s=3600.0)
+    assert (listed(served)["pending"], "loss" in listed(served)["columns"]) == (1, False)
+    monkeypatch.setattr(module, "LIST_S", 60.0)
+    assert listed(served)["columns"]["loss"] == [5.0]
+    assert served.runs() is served.runs()
+
+
+def test_a_run_is_called_otherwise_at_once(tmp_path):
+    record(tmp_path / "a")
+    served = Served(tmp_path, every_s=3600.0)
+    assert listed(served)["columns"]["name"] == ["a"]
+    served.relabel("a", {"name": "best", "add": ["x"]})
+    assert (listed(served)["columns"]["name"], listed(served)["columns"]["tags"]) == (["best"], [["x"]])
+    with pytest.raises(InvalidValueError, match="changes has the unknown key 'path'"):
+        served.relabel("a", {"path": "/"})
+    with pytest.raises(UnknownRunError):
+        served.relabel("../a", {"name": "x"})
 
 
 def test_too_many_or_equal_runs_are_refused_before_one_is_opened(tmp_path):

@@ -2,7 +2,7 @@
 
 import { computed, signal } from "@preact/signals"
 
-export const ROUTES = ["answer", "compare", "metrics", "ranks", "model", "media", "landscape", "system", "config"] as const
+export const ROUTES = ["answer", "compare", "metrics", "ranks", "model", "media", "landscape", "system", "config", "runs"] as const
 export type Route = (typeof ROUTES)[number]
 
 type Values = Record<string, string>
@@ -29,6 +29,11 @@ const SHARED = ["x", "zoom", "ranks", "smooth", "log"]
 export const linkTo = (to: Route, more: Values = {}): string =>
   written(to, { ...Object.fromEntries(Object.entries(state.value.values).filter(([name]) => SHARED.includes(name))), ...more })
 
+// The page of many runs has this route from its beginning.
+export function begin(route: Route): void {
+  state.value = { ...state.value, route }
+}
+
 export function go(to: Route, more: Values = {}): void {
   location.hash = linkTo(to, more)
   state.value = parsed(location.hash)
@@ -44,8 +49,8 @@ export function put(changes: Record<string, string | number | null>): void {
   history.replaceState(null, "", location.search + written(state.value.route, values))
 }
 
-const text = (name: string) => computed(() => state.value.values[name] ?? DEFAULTS[name] ?? "")
-const list = (name: string) => {
+export const text = (name: string) => computed(() => state.value.values[name] ?? DEFAULTS[name] ?? "")
+export const list = (name: string) => {
   const written = text(name)
   return computed(() => (written.value ? written.value.split("\u0001") : []))
 }

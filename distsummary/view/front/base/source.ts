@@ -44,6 +44,12 @@ export async function ask<T>(path: string, fields: Fields = {}, version: string 
   return { version: known, data: unpacked(new TextDecoder().decode(bytes.subarray(4, start)), bytes.subarray(start)) }
 }
 
+// Changes something on the server.
+export async function send(path: string, fields: Fields, changes: unknown): Promise<void> {
+  const answer = await fetch(`${path}?${new URLSearchParams(fields)}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(changes) })
+  if (!answer.ok) throw new Refused((await answer.text()) || `the server answers ${answer.status}`, answer.status)
+}
+
 // A curve that the page does not hold: a tag of all ranks together, or of one rank.
 export const askTag = (tag: string): Promise<Curve> => ask<Curve>("curve", { run: runName() ?? ".", tag }).then((answer) => answer.data!)
 export const askRank = (tag: string, rank: number): Promise<RankLine> =>
