@@ -666,13 +666,17 @@ def show(options: argparse.Namespace) -> Answer:
 
 
 @verb(
-    argument("runs", metavar="RUN", nargs="+", help="run dirs, or directories with event files"),
+    argument("runs", metavar="RUN", nargs="+", help="runs, or directories of runs, of which all are taken"),
     repeated(
         "--with",
         dest="others",
         metavar="RUN",
         nargs="+",
         help="the runs before it and those after it are groups, such as the seeds of two settings",
+    ),
+    argument("--where", metavar="EXPR", default="", help="of directories only runs such as: config.lr < 0.3"),
+    argument(
+        "--by", metavar="COLUMN", help="group the runs of directories by this column, such as config.lr"
     ),
     repeated(
         "--fail-if",
@@ -697,21 +701,31 @@ def show(options: argparse.Namespace) -> Answer:
 def compare(options: argparse.Namespace) -> Answer:
     """Say what differs between runs or groups of them, how their curves do, and whether one is worse."""
     from distsummary.runs import gate
-    from distsummary.runs.compare import compare, read_values, text_of
+    from distsummary.runs.compare import compare, grouped_by, read_values, runs_in, text_of
     from distsummary.runs.recorded_run import open_run
 
     conditions = [gate.read_condition(text) for text in options.fail_if or ()]
     at, values = gate.check_at(options.at), read_values(options.reach or ())
-    runs = [open_run(path) for path in options.runs]
-    groups = [runs, *([open_run(path) for path in group] for group in options.others or ())]
-    found = compare(
-        groups if options.others else [[run] for run in runs],
+    if options.by is not None and options.others:
+        raise InvalidValueError("--by makes the groups, and so does --with; use one of them")
+    names = None
+    if options.by is not None:
+        found = grouped_by(options.by, options.runs, options.where)
+        names, groups = [*found], [*found.values()]
+    elif options.others:
+        groups = [runs_in(group, options.where) for group in (options.runs, *options.others)]
+    else:
+        groups = [[path] for path in runs_in(options.runs, options.where)]
+    compared = compare(
+        [[open_run(path) for path in group] for group in groups],
         conditions=conditions,
         at=at,
         values=values,
         tags=options.tag,
+        names=names,
     )
-    return Answer(found, text_of(found, width=width_of(sys.stdout)), gate.exit_code(found.decisions))
+    text = text_of(compared, width=width_of(sys.stdout))
+    return Answer(compared, text, gate.exit_code(compared.decisions))
 
 
 @verb(

@@ -14,7 +14,9 @@ from distsummary.base.checks import check_recorded
 from distsummary.base.columns import aligned, cut, numbered, paragraph, printable, shortened, wrapped_rows
 from distsummary.base.terminal import doing, duration
 from distsummary.errors import InvalidValueError
+from distsummary.events.segments import all_event_files
 from distsummary.format.own_tags import ALERT_TAGS, OF_RANKS, SYSTEM_TAGS, is_own
+from distsummary.rundir.run_dir import RunDir
 from distsummary.runs import gate
 from distsummary.runs.curves import (
     APART,
@@ -31,6 +33,7 @@ from distsummary.runs.curves import (
 from distsummary.runs.facts import Fact, facts
 from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, definitions_of
 from distsummary.runs.run_metrics import better
+from distsummary.runs.run_table import open_runs
 from distsummary.runs.show import fact_text, interest, leading_scalars, verdict_text
 
 MOST = 20  # groups
@@ -125,6 +128,7 @@ def compare(
     at: str = "last",
     values: Mapping[str, float] | None = None,
     tags: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
 ) -> Comparison:
     """Compare groups of runs with the first: their facts, curves and, with `conditions`, the gate.
 
@@ -133,11 +137,12 @@ def compare(
         at: the point at which the gate compares, see `gate.value_at`.
         values: tag -> the value whose steps and seconds are asked for.
         tags: the curves that are wanted; None: all.
+        names: of the groups; None: the parts of their paths in which they differ.
 
     Raises InvalidValueError: there are too few or too many groups, a run is there twice, or no run has a tag.
     """
     _refuse_wrong(groups)
-    names = names_of([_common(group) for group in groups])
+    names = names or names_of([_common(group) for group in groups])
     runs = [run for group in groups for run in group]
     curves: dict[Path, dict[str, Curve]] = {}
     for count, run in enumerate(runs):
@@ -192,6 +197,38 @@ def compare(
         only={tag: which for tag, which in having.items() if len(which) < len(groups)},
         decisions=tuple(decisions),
     )
+
+
+def runs_in(paths: Sequence[str], where: str) -> list[str]:
+    """The runs that paths stand for: a run for itself, and any other directory for the runs in it.
+
+    Args:
+        where: a filter of the runs in directories, see `RunTable.where`.
+
+    Raises the errors of `open_runs` and `RunTable.where`.
+    """
+    found: list[str] = []
+    for path in paths:
+        has_files = Path(path).is_dir() and (
+            RunDir(path).manifest_path.exists() or all_event_files(Path(path))
+        )
+        is_run = has_files or not Path(path).is_dir() or RunDir(path).rank_dirs()
+        found += [path] if is_run else open_runs(path).where(where)["path"].tolist()
+    return found
+
+
+def grouped_by(column: str, paths: Sequence[str], where: str) -> dict[str, list[str]]:
+    """The runs in directories by what they have in a column of the table of runs, the smallest first.
+
+    Raises the errors of `runs_in`, and InvalidValueError if no run has the column.
+    """
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        table = open_runs(path).where(where).sorted_by(column)
+        for value, run in zip(table[column].tolist(), table["path"].tolist(), strict=True):
+            text = "none" if value is None or value != value else fact_text(value)
+            found.setdefault(f"{column} = {text}", []).append(run)
+    return found
 
 
 def read_values(given: Sequence[str]) -> dict[str, float]:
@@ -269,6 +306,8 @@ def _refuse_wrong(groups: Sequence[Sequence[RecordedRun]]) -> None:
             f"runs to compare must be 2 to {MOST}, or as many groups of runs, got {len(groups)}; a group of "
             "any size begins with --with"
         )
+    if not all(groups):
+        raise InvalidValueError("each group must have at least one run; widen --where")
     paths = [run.path for group in groups for run in group]
     for path in paths:
         if paths.count(path) > 1:

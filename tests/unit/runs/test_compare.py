@@ -185,8 +185,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
         ([a, b, "--tag", "los"], "--tag must be one that was recorded, got 'los'; the nearest are loss"),
         ([a, b, "--reach", "loss"], "--reach must be TAG=VALUE, such as loss=0.3, got 'loss'"),
         ([a, b, "--reach", "loss=nan"], "--reach must be TAG=VALUE"),
-        ([a, str(tmp_path / "empty")], "is not a run"),
-        ([a, str(tmp_path)], "it holds runs"),
+        ([a, str(tmp_path / "empty")], "holds no runs"),
+        ([a, str(tmp_path)], "must be different ones, got"),
         ([a, str(tmp_path / "gone")], "there is no"),
     ]:
         assert main(["compare", *words]) == 2, words
@@ -194,3 +194,31 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     refused(InvalidValueError, (lambda: compare([[ds.open_run(a)]] * 21), "2 to 20"))
     assert read_values(["a=b=0.5", "loss=1e-3"]) == pytest.approx({"a=b": 0.5, "loss": 1e-3})
     assert read_values(["loss=0.7"])["loss"] == np.float32(0.7)  # as it was recorded
+
+
+def test_runs_of_a_directory_are_compared_by_a_column(sweep, capsys):
+    assert (
+        main(["compare", str(sweep / "main"), "--with", str(sweep / "new"), "--fail-if", "loss > +2%"]) == 1
+    )
+    assert "main/s* (3 runs): mean 0.3" in capsys.readouterr().out
+    by = ["compare", str(sweep), "--by", "config.lr"]
+    assert main([*by, "--json"]) == 0
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    assert [(one["name"], len(one["paths"])) for one in groups] == [
+        ("config.lr = 0.1", 3),
+        ("config.lr = 0.4", 3),
+    ]
+    assert main([*by, "--where", "config.seed in (0, 5)"]) == 0
+    assert "config.lr = 0.4" in capsys.readouterr().out
+    for words, said in (
+        ([*by, "--with", str(sweep)], "--by makes the groups, and so does --with"),
+        ([*by, "--where", "config.lr <"], "expected a number"),
+        (["compare", str(sweep), "--by", "config.x"], "a column must be one of"),
+        ([*by, "--where", "config.lr < 0.2"], "must be 2 to 20, or as many groups of runs, got 1"),
+        (
+            ["compare", str(sweep), "--where", "config.lr > 9", "--with", str(sweep / "new/s0")],
+            "at least one run",
+        ),
+    ):
+        assert main(words) == 2, words
+        assert said in capsys.readouterr().err
