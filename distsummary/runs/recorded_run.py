@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from distsummary import NotebookPage
 
 NO_MANIFEST = f"no {MANIFEST}"
+NOT_MERGED = "not merged: "  # begins the problem of ranks that no one merged
 # The columns of tables and their kinds.
 _ATTEMPTS = {
     "attempt": np.int64, "role": object, "state": object, "world_size": np.int64, "ranks": np.int64,
@@ -306,8 +307,9 @@ class RecordedRun:
             there = set(self._files.ranks) & set(self._run_dir.rank_dirs(self.role))
             if missing := sorted(set(range(newest.world_size)) - there):
                 problems.append(f"no directory of rank {', '.join(map(str, missing))}")
-            if self._files.merged is None or not self._files.merged.files:
-                problems.append(f"not merged: distsummary merge {quoted(self.path)}")
+            is_merged = self._files.merged is not None and self._files.merged.files
+            if not is_merged and state is not None and state.state != "running":
+                problems.append(f"{NOT_MERGED}distsummary merge {quoted(self.path)}")
         return [*dict.fromkeys(problems)]
 
     @property

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.diagnosis.sentence import LEAST_S, seconds
 from distsummary.diagnosis.verdict import (
     DRIFT,
     ERROR,
@@ -14,11 +15,13 @@ from distsummary.diagnosis.verdict import (
     NAN,
     NOTICES,
     SLOW,
+    UNSAVED,
 )
 from distsummary.format.definitions import Definitions
 from distsummary.format.own_tags import EVALUATION_TAGS, OWN_MS, STEP_MS, WAIT_MS
+from distsummary.runs.cost import Bill
 from distsummary.runs.guides import guide_of
-from distsummary.runs.recorded_run import NO_MANIFEST, RecordedRun, findings, planned_steps
+from distsummary.runs.recorded_run import NO_MANIFEST, NOT_MERGED, RecordedRun, findings, planned_steps
 from distsummary.runs.run_metrics import better
 from distsummary.runs.show import is_loss
 from distsummary.runs.table import Matrix
@@ -29,16 +32,24 @@ _WORDS = {
     FAILED: "rank failed",
 }  # fmt: skip
 _GOOD = ("finished", "running")
+_NOTHING = "nothing was found to be wrong"
 _UNKNOWN = (NO_MANIFEST, "unreadable", "unknown", "superseded")
 
 
 def answer(
-    run: RecordedRun, verdicts: Sequence[Mapping[str, Any]], *, steps: Sequence[int] | None
+    run: RecordedRun,
+    verdicts: Sequence[Mapping[str, Any]],
+    *,
+    steps: Sequence[int] | None,
+    loss: Mapping[str, Any] | None,
+    checkpoints: Sequence[int] | Array,
+    cost: Bill,
 ) -> dict[str, Any]:
     """What is said of a run at first sight.
 
     Args:
         verdicts: rows of `RecordedRun.verdicts`, the heaviest first. steps: the first and the last one.
+        loss: as `Numbers` has it. checkpoints: their steps. cost: the bill of the run.
 
     Returns `badge`: its `text` and `kind` ("good" only if nothing is wrong and all could be read, "warn",
     "bad" or "plain"); `head` and `detail`, the sentence in its parts; `earlier`, how the attempts before the
@@ -64,27 +75,36 @@ def answer(
         head, detail = _of_verdict(verdicts[0])
     else:
         head, detail = _without(run, state, problems, steps)
-    planned = planned_steps(run)
-    if state not in (*_GOOD, *_UNKNOWN) and steps and planned and steps[1] < planned:
-        detail = f"{detail}; the run ended at step {steps[1]:,} of {planned:,}"
+    if verdicts and verdicts[0]["cause"] == NAN and loss and loss["bad_steps"]:
+        detail += f"; {loss['bad_steps']:,} of {loss['steps']:,} steps have a loss that is not finite"
+    planned = planned_steps(run) or 0
+    if state not in (*_GOOD, *_UNKNOWN) and steps:
+        is_saved = all(one["cause"] != UNSAVED for one in verdicts)
+        saved = [int(step) for step in checkpoints if step <= steps[1] and is_saved]
+        of = f" of {planned:,}" if steps[1] < planned else ""
+        since = f", {steps[1] - saved[-1]:,} after its newest checkpoint" if saved else ""
+        if of or since:
+            detail += f"; the run ended at step {steps[1]:,}{of}{since}"
     causes = dict.fromkeys(one["cause"] for one in verdicts if one["cause"] not in NOTICES)
     return {
         "badge": {"text": " · ".join(dict.fromkeys(words)), "kind": kind},
         "head": head,
         "detail": detail,
-        "earlier": _earlier(run),
+        "earlier": _earlier(run, cost),
         "guides": {cause: text for cause in causes if (text := guide_of(cause))},
     }
 
 
-def _earlier(run: RecordedRun) -> str:
-    """How the last attempt before the newest one ended, and how many there were."""
+def _earlier(run: RecordedRun, cost: Bill) -> str:
+    """How the last attempt before the newest one ended, how many there were, and what was made again."""
     *earlier, _ = [row for row in run.attempts if row.role == run.role] or [None]
     if not earlier:
         return ""
     said = f"Attempt {earlier[-1].attempt} {earlier[-1].state}"
-    more = f" ({len(earlier)} attempts before this one)" if len(earlier) > 1 else ""
-    return f"{said}: {earlier[-1].error}{more}" if earlier[-1].error else said + more
+    said += f": {earlier[-1].error}" if earlier[-1].error else ""
+    said += f" ({len(earlier)} attempts before this one)" if len(earlier) > 1 else ""
+    again_s = sum(one.seconds for one in cost.parts if one.part == "rollback")
+    return f"{said}; steps that were made again cost {seconds(again_s)}" if again_s >= LEAST_S else said
 
 
 def _of_verdict(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -101,13 +121,18 @@ def _without(
     span = "nothing was recorded yet" if steps is None else f"steps {steps[0]:,} to {steps[1]:,}"
     if problems and state in _GOOD:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        if problems[0].startswith(NOT_MERGED):
+            return (
+                "The ranks are not merged",
+                f"{problems[0].removeprefix(NOT_MERGED)} makes one run of them; {_NOTHING}",
+            )
         return "Not all of the run could be read", f"{problems[0]}{more}; in the rest nothing was found"
     if state == "running":
         verb = "train alike so far" if ranks > 1 else "is fine so far"
-        return f"{count} {verb}", f"{span}; nothing was found to be wrong"
+        return f"{count} {verb}", f"{span}; {_NOTHING}"
     if state == "finished":
         verb = "trained alike" if ranks > 1 else "finished"
-        return f"{count} {verb}", f"{span}; nothing was found to be wrong, nothing was dropped"
+        return f"{count} {verb}", f"{span}; {_NOTHING}, nothing was dropped"
     if state == NO_MANIFEST:
         return "Nothing was found to be wrong", f"{span}; without a run.json it is not known how it ended"
     return "No rank has registered yet" if state == "unknown" else f"The run is {state}", span
@@ -157,7 +182,7 @@ class Numbers:
 
 
 def _last(tag: str, matrix: Matrix, middle: Array, there: Array, of_all: Band) -> dict[str, Any]:
-    """The newest value; `bad_since`: the first step at which a rank had none that is finite."""
+    """The newest value; `bad_since`: the first of `bad_steps`, at which a rank had none that is finite."""
     bad = np.flatnonzero(of_all.not_finite)
     last = matrix.steps.size - 1
     is_bad = bool(bad.size and bad[-1] == last and not np.isfinite(middle[last]))
@@ -168,6 +193,8 @@ def _last(tag: str, matrix: Matrix, middle: Array, there: Array, of_all: Band) -
         "step": int(matrix.steps[at]),
         "ranks": int(matrix.ranks.size),
         "bad_since": int(matrix.steps[bad[0]]) if bad.size else None,
+        "bad_steps": int(bad.size),
+        "steps": int(matrix.steps.size),
     }
 
 

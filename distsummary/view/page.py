@@ -142,12 +142,14 @@ def _page(
         "media": media(run),
     }
     steps = span(run, first_steps)
-    on_axis = marks(run, tags)
+    on_axis, cost = marks(run, tags), run.cost()
+    loss, saved = numbers.found["loss"], on_axis["checkpoints"]
+    said = answer(run, verdicts, steps=steps, loss=loss, checkpoints=saved, cost=cost)
     # What could not be read is known when all else has been.
     return {
         "overview": _overview(run, verdicts, steps, _lasted_s(bars, on_axis["times"])),
-        "answer": answer(run, verdicts, steps=steps) | numbers.found,
-        "cost": run.cost().as_json(),
+        "answer": said | numbers.found,
+        "cost": cost.as_json(),
         "tags": tags,
         "curves": [curves[tag] for tag in order],
         "maps": of_ranks.maps,

@@ -10,9 +10,9 @@ SCREENS = {
     "slow": ("finished · slow", "warn", ["Rank 2 held up the run in steps 200 to 419", "75 s of 5"], True),
     "stalls": ("finished · slow", "warn", ["Rank 1 held up the run in steps 20 to 600", "cost 10.2 s"], True),
     "hung": ("interrupted · hung", "bad", ["Rank 2 hung at step 400", "It cost 95 s", "train.py:91"], True),
-    "nan": ("finished · NaN", "bad", ["Rank 1", "not finite, at step 310", "rank 1 alone"], True),
-    "lost": ("interrupted · rank lost", "bad", ["Rank 3 was lost", "ended at step 350 of 600"], True),
-    "restarted": ("finished · slow", "warn", ["It cost 75 s", "Attempt 0 failed: RuntimeError"], True),
+    "nan": ("finished · NaN", "bad", ["Rank 1", "at step 310", "291 of 600 steps have"], True),
+    "lost": ("interrupted · rank lost", "bad", ["Rank 3 was lost", "350 of 600, 50 after its"], True),
+    "restarted": ("finished · slow", "warn", ["cost 75 s", "0 failed: Runtime", "again cost 4"], True),
     "thousand": ("finished · slow", "warn", ["Rank 2 held up the run", "It cost 7.5 s"], True),
 }  # fmt: skip
 

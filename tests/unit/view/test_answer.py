@@ -10,6 +10,8 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import Batch, Event, Value
 from distsummary.rundir.run_dir import RunDir
+from distsummary.runs.cost import Bill, Part
+from distsummary.view.answer import answer
 from distsummary.view.page import page, tag_curve
 from tests.unit.runs.recording import RUN, record
 
@@ -189,3 +191,54 @@ def test_tags_of_steps_that_were_made_again_and_clocks_without_a_time_do_no_harm
     assert (found["answer"]["loss"], found["answer"]["metric"], found["maps"]) == (None, None, [])
     assert found["anatomy"] is None
     assert found["marks"]["times"]["steps"].tolist() == [1, 2, 3]
+
+
+@pytest.fixture
+def failed(tmp_path):
+    """A run that failed at step 4 of 40."""
+
+    def train():
+        with ds.init(tmp_path, aggregate=False, quiet=True) as run:
+            for step in run.steps(range(40)):
+                run.log(loss=1 / (3 - step))
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    return ds.open_run(tmp_path)
+
+
+LOSS = {"bad_steps": 3, "steps": 40}
+
+
+@pytest.mark.parametrize(
+    ("cause", "checkpoints", "detail"),
+    [("failed", [1, 2, 9], "why; the run ended at step 4, 2 after its newest checkpoint"),
+     ("failed", [], "why"),
+     ("unsaved", [2], "why"),
+     ("nan", [], "why; 3 of 40 steps have a loss that is not finite")],
+)  # fmt: skip
+def test_what_a_run_that_ended_early_lost_is_said(failed, cause, checkpoints, detail):
+    verdict = {"cause": cause, "level": "error", "rank": 0, "sentence": "It: cost.", "evidence": "why."}
+    cost = Bill(wall_s=9.0, parts=(Part("rollback", None, None, 5.0),))
+    found = answer(failed, [verdict], steps=(1, 4), loss=LOSS, checkpoints=checkpoints, cost=cost)
+    assert (found["head"], found["detail"], found["earlier"]) == ("It", detail, "")
+
+
+def test_what_a_restart_lost_is_said(tmp_path, failed):
+    with ds.init(tmp_path, aggregate=False, quiet=True) as run:
+        for _ in run.steps(range(5)):
+            run.log(loss=1.0)
+    said = "Attempt 0 failed: ZeroDivisionError: division by zero"
+    for again_s, more in ((0.0, ""), (5.0, "; steps that were made again cost 5.0 s")):
+        cost = Bill(wall_s=9.0, parts=(Part("rollback", None, None, again_s),))
+        found = answer(ds.open_run(tmp_path), [], steps=(1, 5), loss=None, checkpoints=[], cost=cost)
+        assert (found["earlier"], found["badge"]["kind"]) == (said + more, "good")
+
+
+def test_ranks_that_are_not_merged_are_not_called_unreadable(tmp_path):
+    recorded(tmp_path)
+    for path in tmp_path.glob("events.*"):
+        path.unlink()
+    found = page(ds.open_run(tmp_path))["answer"]
+    assert (found["head"], found["badge"]["kind"]) == ("The ranks are not merged", "warn")
+    assert found["detail"].startswith("distsummary merge ")

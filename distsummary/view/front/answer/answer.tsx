@@ -72,7 +72,7 @@ export function Answer() {
         {others.map((one) => <CurveCard key={one.tag} curve={one} />)}
       </div>
       {map && <figure class="card">
-        <figcaption><b class="tag">{`${map.title.toLowerCase()} of each rank against ${overview.ranks.length === 2 ? "the other" : "the median"}`}</b><Scale map={map} />
+        <figcaption><b class="tag">{`${map.title.toLowerCase()} of each rank against ${overview.ranks.length === 2 ? "the other" : "the median"}`}</b><Scale map={map} most={ROWS} />
           <a class="end" href={linkTo("ranks")}>{map.rows > ROWS ? `all ${counted(overview.ranks.length, "rank")}` : "step by step"}</a></figcaption>
         <Heat map={map} most={ROWS} onChoose={(step, rank) => go("ranks", { step: `${step}`, ...(rank == null ? {} : { rank: `${rank}` }) })} />
       </figure>}

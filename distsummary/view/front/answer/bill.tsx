@@ -16,13 +16,13 @@ const LOOKS: Record<string, [string, string]> = {
   pause: ["--empty", "between attempts"], end: ["--grey-4", "after the last step"], unmeasured: ["--empty", "not measured"],
 }
 
-export const colorOf = ({ part, rank }: Part, blamed: number | null): string =>
-  part === "waiting" && rank != null && rank === blamed ? "--vermilion" : (LOOKS[part]?.[0] ?? "--grey-4")
+export const colorOf = ({ part, rank, cause }: Part, blamed: number | null): string =>
+  part === "waiting" && cause && rank != null && rank === blamed ? "--vermilion" : (LOOKS[part]?.[0] ?? "--grey-4")
 
 export function nameOf({ part, rank, cause }: Part): string {
   const words = LOOKS[part]?.[1] ?? part
   const who = part === "waiting" || part === "hang" ? (rank == null ? " other ranks" : ` rank ${rank}`) : rank == null ? "" : `, rank ${rank}`
-  return `${words}${who}${cause ? `, ${cause}` : ""}`
+  return `${words}${who}${cause && cause !== part ? `, ${cause}` : part === "waiting" && rank != null && !cause ? ", unexplained" : ""}`
 }
 
 // What the run would have been without a rank's fault, the largest first.

@@ -11,7 +11,7 @@ function Tile({ name, value, note, isBad = false }: { name: string; value: strin
 const ofRanks = (count: number) => (count > 1 ? `median of ${counted(count, "rank")}` : "")
 
 function figure({ tag, last, step, ranks, bad_since: bad }: Figure, best = "") {
-  const note = bad != null ? `NaN or infinite since step ${whole(bad)}` : best || [ofRanks(ranks), `step ${whole(step)}`].filter(Boolean).join(", ")
+  const note = bad != null ? `NaN or infinite ${last == null ? "since" : "at"} step ${whole(bad)}` : best || [ofRanks(ranks), `step ${whole(step)}`].filter(Boolean).join(", ")
   return <Tile key={tag} name={tag} value={last == null ? "NaN" : number(last, 4)} note={note} isBad={last == null} />
 }
 

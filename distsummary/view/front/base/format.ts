@@ -41,7 +41,8 @@ export const moment = (seconds: number): string => new Date(seconds * 1000).toLo
 
 export function lasting(seconds: number): string {
   if (seconds < 120) return `${number(seconds, seconds < 10 ? 2 : 3)} s`
-  if (seconds < 7200) return `${Math.floor(seconds / 60)} min${Math.round(seconds % 60) ? ` ${Math.round(seconds % 60)} s` : ""}`
+  const rounded = Math.round(seconds)
+  if (rounded < 7200) return `${Math.floor(rounded / 60)} min${rounded % 60 ? ` ${rounded % 60} s` : ""}`
   return `${number(seconds / 3600, 3)} h`
 }
 

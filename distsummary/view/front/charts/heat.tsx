@@ -185,17 +185,18 @@ function draw(canvas: HTMLCanvasElement, { map, rows, rowHeight, width, height, 
   context.textAlign = "center"
   const along = axis.value
   const [low, high] = [along.to(from), along.to(to)]
-  const distance = tickDistance(low, high, Math.max(2, (right - LEFT) / (along.kind === "wall" ? 130 : 70)), along.kind === "step" ? 1 : 0)
+  const rough = tickDistance(low, high, Math.max(2, (right - LEFT) / (along.kind === "wall" ? 130 : 70)), along.kind === "step" ? 1 : 0)
+  const distance = along.kind === "step" && high - low < 2 * rough && rough > 1 ? rough / 2 : rough // one tick alone gives no scale
   for (let tick = Math.ceil(low / distance) * distance; tick <= high; tick += distance) {
     const x = LEFT + ((tick - low) / (high - low || 1)) * (right - LEFT)
     if (x <= right - 12) context.fillText(along.said(tick), Math.max(LEFT + 8, x), bottom + 12)
   }
 }
 
-export function Scale({ map }: { map: RankMap }) {
+export function Scale({ map, most = Infinity }: { map: RankMap; most?: number }) {
   return (
     <span class="scale">
-      <i /> {`scale −${SCALE} % … +${SCALE} %${map.is_of_step ? " of a step's own time" : ""}, worst first${map.others.length ? `; the other ${whole(map.others.length)} share the last row` : ""}`}
+      <i /> {`scale −${SCALE} % … +${SCALE} %${map.is_of_step ? " of a step's own time" : ""}, worst first${map.rows > most ? `; the first ${most} rows` : map.others.length ? `; the other ${whole(map.others.length)} share the last row` : ""}`}
     </span>
   )
 }

@@ -94,7 +94,7 @@ function draw(place: HTMLElement, width: number, { name, unit, lines, band, heig
     const [bottom, top] = kept ?? [low, high]
     const room = (top - bottom) * 0.08 || Math.abs(top) * 0.02 || 1
     // Times and shares have a scale of their own: without it, noise would fill the chart.
-    if (unit === "%" && bottom >= 0 && top <= 100) return [0, 100]
+    if (unit === "%" && bottom >= 0) return [0, Math.max(100, top)]
     return [bottom >= 0 && (isFromZero || bottom - room < 0) ? 0 : bottom - room, top + room]
   }
   const font = `11px ${css("--font")}`

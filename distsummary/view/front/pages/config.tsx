@@ -11,11 +11,14 @@ const DERIVED: Record<string, string> = { "learning rate": "learning rate at the
 
 // Numbers of metrics come as JSON in a text: as people read them.
 const readable = (value: unknown): string =>
-  typeof value === "string" && value.startsWith("{") ? value.replace(/-?\d+\.\d{6,}(e[+-]?\d+)?/g, (one) => given(Number(Number(one).toPrecision(5)))) : given(value)
+  typeof value === "string" && /^\{"[^{}]*\}$/.test(value) ? value.slice(1, -1).replace(/"/g, "").replace(/-?\d+\.\d{6,}(e[+-]?\d+)?/g, (one) => given(Number(Number(one).toPrecision(5)))) : given(value)
+
+// A name that is too long for its column is broken where it has a dot or a bar.
+const broken = (name: string) => name.split(/(?<=[._/])/).flatMap((part) => [part, <wbr />])
 
 function Facts({ title, entries }: { title: string; entries: [string, unknown][] }) {
   if (!entries.length) return null
-  return <section class="card facts"><h2>{title}</h2><table><tbody>{entries.map(([name, value]) => <tr key={name}><th scope="row">{name}</th><td>{readable(value)}</td></tr>)}</tbody></table></section>
+  return <section class="card facts"><h2>{title}</h2><table><tbody>{entries.map(([name, value]) => <tr key={name}><th scope="row">{broken(name)}</th><td>{readable(value)}</td></tr>)}</tbody></table></section>
 }
 
 const Notice = ({ title, children }: { title: string; children: ComponentChildren }) => <section class="card warning"><h2>{title}</h2>{children}</section>

@@ -58,7 +58,7 @@ export function Steps({ anatomy: held, step }: { anatomy: Anatomy; step: number 
             <button aria-pressed={place === first} class={anatomy.ranks[place] === culprit.value ? "culprit" : ""}>{`rank ${anatomy.ranks[place]}`}</button>
             <span class="track" role="img" aria-label={phases.map((one) => `${NAMES[one] ?? one} ${milliseconds(of(one, place))}`).join(", ")}>{phases.map((phase) => {
               const part = of(phase, place) / longest
-              return part > 0 ? <i key={phase} style={{ width: `${100 * part}%`, background: `var(${PHASE_COLORS[phase]})` }} class={phase}>{part > 0.06 ? milliseconds(of(phase, place)).replace(" ms", "") : ""}</i> : null
+              return part > 0 ? <i key={phase} style={{ width: `${100 * part}%`, background: `var(${PHASE_COLORS[phase]})` }} class={phase}><span>{milliseconds(of(phase, place)).replace(" ms", "")}</span></i> : null
             })}</span>
           </div>
         ))}

@@ -20,7 +20,7 @@ describe("texts", () => {
     expect(firstAdvice("# odd\n")).toBe("")
   })
   test("times are in the unit that fits", () => {
-    expect([0.3, 75, 311, 9000].map(lasting)).toEqual(["0.3 s", "75 s", "5 min 11 s", "2.5 h"])
+    expect([0.3, 75, 311, 299.7, 9000].map(lasting)).toEqual(["0.3 s", "75 s", "5 min 11 s", "5 min", "2.5 h"])
     expect([12.345, 1500].map(milliseconds)).toEqual(["12.3 ms", "1.5 s"])
     expect(withUnit(1500, "ms")).toBe("1.5 s")
     expect(withUnit(12, "%")).toBe("12 %")

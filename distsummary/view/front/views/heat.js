@@ -155,7 +155,7 @@ function axes(context, width, height, one, rowHeight, toX, left) {
   context.textBaseline = "top"
   context.textAlign = "center"
   const first = one.first_steps[0]
-  const distance = tickDistance(first, one.last_step, (width - left) / 110, 1)
+  const distance = tickDistance(first, one.last_step, (width - left) / 72, 1)
   for (let step = Math.ceil(first / distance) * distance + 0; step <= one.last_step; step += distance) {
     context.fillText(whole(step), clamp(toX(step), left + 8, width - RIGHT - 16), height - BOTTOM + 6)
   }

@@ -470,7 +470,7 @@ function chart(title, unit, data, series, isLog, high, fromZero = false) {
   const draw = () => {
     plot?.destroy()
     const axis = { stroke: css("--quiet"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1 }, font: `11px ${css("--font")}` }
-    const said = (_, value) => (value == null ? "-" : number(value))
+    const said = (_, value) => (value == null ? "" : number(value))
     plot = new uPlot({
       width: place.clientWidth, height: high, scales: { x: { time: false }, y: isLog ? { distr: 3, range: logRange } : fromZero ? { range: { min: { soft: 0, mode: 1 }, max: { pad: 0.1 } } } : {} },
       series: [{ label: unit, value: said }, ...series().map((one) => ({ value: said, ...one }))],
