@@ -73,6 +73,10 @@ def answer(
     if verdicts:
         words.append(_WORDS.get(verdicts[0]["cause"], verdicts[0]["cause"]))
         head, detail = _of_verdict(verdicts[0])
+    elif loss and loss["bad_steps"]:
+        kind, words = "bad" if loss["last"] is None else "warn", [state, _WORDS[NAN]]
+        head = f"{loss['tag']} is NaN or infinite at {loss['bad_steps']:,} of {loss['steps']:,} steps"
+        detail = f"first at step {loss['bad_since']:,}; nothing else was found to be wrong"
     else:
         head, detail = _without(run, state, problems, steps)
     if verdicts and verdicts[0]["cause"] == NAN and loss and loss["bad_steps"]:
@@ -135,6 +139,8 @@ def _without(
         return f"{count} {verb}", f"{span}; {_NOTHING}, nothing was dropped"
     if state == NO_MANIFEST:
         return "Nothing was found to be wrong", f"{span}; without a run.json it is not known how it ended"
+    if state == "unreadable":
+        return "run.json cannot be read", f"{span}; in what was recorded {_NOTHING}"
     return "No rank has registered yet" if state == "unknown" else f"The run is {state}", span
 
 

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv/bin/python"
 AXE = ROOT / "distsummary/view/front/node_modules/axe-core/axe.min.js"
+FRAMES = 6
 VIOLATIONS = """axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violations
   .filter((one) => ["serious", "critical"].includes(one.impact))
   .map((one) => `${one.id}: ${one.nodes.map((node) => node.html.slice(0, 150)).join(" | ")}`))"""
@@ -25,13 +26,41 @@ def browser():
         found.close()
 
 
-def made(tmp_path_factory, module: str, *names: str) -> Path:
-    """The directory in which a module of this folder has written runs and their pages."""
-    directory = tmp_path_factory.mktemp(module)
-    command = [PYTHON, "-m", f"tests.ui.{module}", directory, *names]
+MAKERS = {"recorded": [], "prepared": ["healthy", "slow", "stalls", "hung", "nan", "lost", "restarted"],
+          "thousand": ["thousand"]}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The directory in which one of MAKERS has written runs and their pages; all of them work at once."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=600)
-    return directory
+    found = {}
+    for name, runs in MAKERS.items():
+        directory = tmp_path_factory.mktemp(name)
+        module = "recorded" if name == "recorded" else "prepared"
+        command = [PYTHON, "-m", f"tests.ui.{module}", directory, *runs]
+        found[name] = directory, subprocess.Popen(command, cwd=ROOT, env=environment)
+
+    def made(name: str) -> Path:
+        directory, process = found[name]
+        assert process.wait(600) == 0
+        return directory
+
+    yield made
+    for _, process in found.values():
+        process.kill()
+        process.wait()
+
+
+def settled(page) -> None:
+    """Wait until what came into sight is drawn: charts and views take a frame each to notice it."""
+    page.evaluate(
+        """left => new Promise((done) => {
+          const next = () => (left-- ? requestAnimationFrame(next) : done())
+          next()
+        })""",
+        FRAMES,
+    )
 
 
 def violations(page) -> list[str]:
@@ -42,15 +71,15 @@ def violations(page) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory):
-    """Pages of runs of 1 to 1,000 ranks with hostile names, and of a comparison."""
-    return made(tmp_path_factory, "recorded")
+def pages(made):
+    """Pages of runs of 1 to 64 ranks with hostile names, and of a comparison."""
+    return made("recorded")
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory):
-    """Eight prepared runs and their pages."""
-    return made(tmp_path_factory, "prepared")
+def prepared(made):
+    """The page of one of eight prepared runs."""
+    return lambda name: made("thousand" if name == "thousand" else "prepared") / f"{name}.html"
 
 
 @pytest.fixture
@@ -65,7 +94,7 @@ def opened(browser):
         page.on("request", lambda request: reported.append(f"request: {request.url[:99]}"))
         page.goto(path.as_uri() + hash)
         page.wait_for_selector("html[data-ready]")
-        page.wait_for_timeout(200)  # charts are drawn when they come into sight
+        settled(page)
         return page
 
     yield opened

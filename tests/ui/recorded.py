@@ -71,7 +71,7 @@ def media(step: int, rank: int) -> list[Value]:
     return [Value("image", "input", noise), Value("text", NASTY, f"step {step} {NASTY}")]
 
 
-HOSTILE = "<svg onload='window.hacked=1'>[x](javascript:window.hacked=1)\x1b[31m$x_1$"
+HOSTILE = "<svg onload='window.hacked=1'>[x](javascript:window.hacked=1)\x1b[31mred\x1b[0m\x07\x9b$x_1$"
 HOSTILE_GRAPH = Graph(
     (Node(HOSTILE, NASTY), Node(f"{NASTY}/{HOSTILE}", HOSTILE, (Edge(HOSTILE),)), Node("a" * 900, "Output"))
 )
@@ -93,7 +93,7 @@ def slow(step: int, rank: int) -> list[Value]:
     """Rank 2 is slow from step 300 on; rank 1 has NaN at step 500; one tag tries to be HTML."""
     is_slow = rank == 2 and step >= 300
     return [
-        Value("scalar", "loss", float("nan") if (rank, step) == (1, 500) else 1 / step + rank / 100),
+        Value("scalar", "loss", float("nan") if (rank, step) == (1, 500) else 1 / max(1, step) + rank / 100),
         Value("scalar", "zz_perf/step_ms", 30 + step % 7 + 8 * (step >= 300)),
         Value("scalar", "zz_perf/own_ms", 20 + (step * 31 + rank * 17) % 5 + 8 * is_slow),
         Value("scalar", "zz_perf/wait_ms", 10.0 - 8 * is_slow + 8 * (step >= 300)),
@@ -110,12 +110,13 @@ def alone(step: int, rank: int) -> list[Value]:
 
 
 def main(directory: Path) -> None:
-    """Runs of 1, 4, 64 and 1,000 ranks, and their pages next to them."""
-    for ranks, steps in ((1, 50), (4, 800), (64, 800), (1000, 20)):
+    """Runs of 1, 4 and 64 ranks, and their pages next to them."""
+    few = [*range(1, 20), *range(20, 801, 4)]
+    for ranks, steps in ((1, range(1, 51)), (4, range(1, 801)), (64, few)):
         path = directory / f"run{ranks}"
         for rank in range(ranks):
             values = alone if ranks == 1 else slow
-            record(path, rank=rank, ranks=ranks, steps=range(1, steps + 1), values=values)
+            record(path, rank=rank, ranks=ranks, steps=steps, values=values)
         reported = {"rank": 2, "cause": "data", "since_step": 300, "until_step": None, "evidence": NASTY}
         if ranks > 2:
             (path / "alerts.jsonl").write_text(json.dumps(reported | {"reported_step": 310}) + "\n")
@@ -134,9 +135,14 @@ def main(directory: Path) -> None:
     report(directory / "graph", out=directory / "graph.html")
     record(directory / "hostile", steps=range(1, 4), values=hostile)
     (directory / "empty").mkdir()
+    # Clocks that are apart and go back, and a run.json that is none.
+    for rank in range(2):
+        apart = {"values": slow, "clock": lambda step, rank: 1.8e9 - 8e8 * rank - step}
+        record(directory / "apart", rank=rank, ranks=2, steps=range(20), **apart)
+    (directory / "apart" / "run.json").write_text("{")
     begun = {"format": 2, "run_id": "00000000000000ef", "created": 1.8e9, "state": "running", "attempts": []}
     (directory / "empty" / "run.json").write_text(json.dumps(begun))
-    for name in ("hostile", "empty"):
+    for name in ("hostile", "empty", "apart"):
         report(directory / name, out=directory / f"{name}.html")
     record(directory / "<i>other", steps=range(1, 401), values=slow)
     report(

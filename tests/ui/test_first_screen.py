@@ -20,7 +20,7 @@ SCREENS = {
 @pytest.mark.parametrize("name", SCREENS)
 def test_five_questions_are_answered_without_scrolling(opened, prepared, name):
     text, kind, said, has_guide = SCREENS[name]
-    page = opened(prepared / f"{name}.html")
+    page = opened(prepared(name))
     badge = page.locator("header .badge")
     assert (badge.inner_text(), kind in badge.get_attribute("class")) == (text, True)
     sentence = page.locator(".sentence")
@@ -39,7 +39,7 @@ def test_five_questions_are_answered_without_scrolling(opened, prepared, name):
 
 
 def test_all_charts_have_one_crosshair_and_one_zoom_which_are_in_the_link(opened, prepared):
-    page = opened(prepared / "slow.html")
+    page = opened(prepared("slow"))
     plots = page.locator(".three .u-over")
     box = plots.first.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
@@ -56,14 +56,14 @@ def test_all_charts_have_one_crosshair_and_one_zoom_which_are_in_the_link(opened
     page.mouse.up()
     assert "zoom=300_449" in page.url
     page.get_by_role("button", name="time", exact=True).click()
-    again = opened(prepared / "slow.html", hash=f"#{page.url.partition('#')[2]}")
+    again = opened(prepared("slow"), hash=f"#{page.url.partition('#')[2]}")
     assert again.get_by_role("button", name="time", exact=True).get_attribute("aria-pressed") == "true"
     again.get_by_role("button", name="steps 30").click()
     assert "zoom" not in again.url
 
 
 def test_the_evidence_opens_the_ranks_at_the_step_with_its_phases(opened, prepared):
-    page = opened(prepared / "slow.html")
+    page = opened(prepared("slow"))
     page.get_by_role("link", name="the evidence").click()
     assert page.locator("main").get_attribute("data-route") == "ranks"
     rows = page.locator(".anatomy .bar-row")
@@ -84,7 +84,7 @@ def test_the_evidence_opens_the_ranks_at_the_step_with_its_phases(opened, prepar
 
 
 def test_a_thousand_ranks_are_folded_with_the_worst_first(opened, prepared):
-    page = opened(prepared / "thousand.html", hash="#ranks")
+    page = opened(prepared("thousand"), hash="#ranks")
     canvas = page.locator(".heat canvas")
     assert canvas.bounding_box()["height"] < 700
     canvas.focus()

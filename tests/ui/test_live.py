@@ -38,11 +38,11 @@ ENDED = 30_000  # milliseconds: so long may an update take on a machine that doe
 
 def record(path: Path, ranks: int, first: int, end: int) -> None:
     command = [PYTHON, "-c", RECORD, path, str(ranks), str(first), str(end)]
-    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, timeout=60)
+    subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, timeout=300)
 
 
 def record_many(path: Path) -> None:
-    subprocess.run([PYTHON, "-c", MANY, path], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=60)
+    subprocess.run([PYTHON, "-c", MANY, path], cwd=ROOT, env=ENVIRONMENT, check=True, timeout=300)
 
 
 @pytest.fixture(scope="module")

@@ -24,13 +24,14 @@ def record(
     attempt: int = 0,
     first_seq: int = 1,
     values: Callable[[int, int], list[Value]] = loss,
+    clock: Callable[[int, int], float] = lambda step, rank: 100.0 + step,
     **spec,
 ) -> Path:
     """Write steps of one rank; returns its directory."""
     directory = RunDir(path).writer_dir("train", rank, ranks)
     run_id = spec.pop("run_id", RUN)
     writer = RankWriter(WriterSpec(directory=directory, run_id=run_id, attempt=attempt, rank=rank, **spec))
-    events = [Event(step, 100.0 + step, values(step, rank)) for step in steps]
+    events = [Event(step, clock(step, rank), values(step, rank)) for step in steps]
     batch = Batch(run_id=run_id, attempt=attempt, rank=rank, first_seq=first_seq, events=events)
     writer.write(batch)
     writer.close()

@@ -235,6 +235,24 @@ def test_what_a_restart_lost_is_said(tmp_path, failed):
         assert (found["earlier"], found["badge"]["kind"]) == (said + more, "good")
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"), [([0.5, float("nan"), 0.5], "warn"), ([0.5, 0.5, float("inf")], "bad")]
+)
+def test_a_loss_that_is_not_finite_is_not_green_though_no_one_judged_it(tmp_path, values, kind):
+    record(tmp_path, steps=range(3), values=lambda step, rank: [Value("scalar", "loss", values[step])])
+    found = page(ds.open_run(tmp_path))["answer"]
+    assert found["badge"] == {"text": "no run.json · NaN", "kind": kind}
+    assert found["head"] == "loss is NaN or infinite at 1 of 3 steps"
+
+
+def test_a_run_json_that_cannot_be_read_is_said_of_no_more_than_itself(tmp_path):
+    record(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    found = page(ds.open_run(tmp_path))["answer"]
+    assert found["head"] == "run.json cannot be read"
+    assert found["detail"] == "steps 1 to 5; in what was recorded nothing was found to be wrong"
+
+
 def test_ranks_that_are_not_merged_are_not_called_unreadable(tmp_path):
     recorded(tmp_path)
     for path in tmp_path.glob("events.*"):

@@ -31,7 +31,7 @@ export function Sentence() {
           <ul>{others.map((one, at) => <li key={at}><span>{one.sentence || `${one.cause}, rank ${one.rank}, ${stepsSaid(one)}: ${one.evidence}`}</span>{" "}
             {answer.guides[one.cause] && <button class="link" onClick={() => toggle(one.cause)}>what to do</button>}</li>)}</ul></details>}
         {!first && <a href={linkTo("metrics")}>all metrics</a>}
-        {overview.problems.length > 0 && <a href={linkTo("config")}>{overview.problems.length > 1 ? `${whole(overview.problems.length)} things are missing or could not be read` : overview.problems[0].split(": ")[0]}</a>}
+        {overview.problems.length > 0 && <a href={linkTo("config")}>{overview.problems[0].startsWith("not merged") ? "not merged" : "what could not be read"}</a>}
       </p>
       {shown && <div class="guide"><button class="link close" onClick={() => show("")}>close</button><Markdown text={answer.guides[shown]} /></div>}
     </section>

@@ -15,7 +15,7 @@ export interface Axis {
 const LABELS: Record<string, string> = { step: "step", relative: "time since the start", wall: "time of day", epoch: "epoch" }
 
 export function makeAxis({ times, epochs }: Marks, wanted: string): Axis {
-  const kinds = ["step", ...(times && times.steps.length > 1 ? ["relative", "wall"] : []), ...(epochs && epochs.steps.length > 1 ? ["epoch"] : [])]
+  const kinds = ["step", ...(times && isRising(times.seconds) ? ["relative", "wall"] : []), ...(epochs && isRising(epochs.values) ? ["epoch"] : [])]
   const kind = kinds.includes(wanted) ? wanted : "step"
   if (kind === "step") return { kind, kinds, label: LABELS.step, to: (step) => step, back: (place) => place, said: (place) => whole(place) }
   const [steps, values] = kind === "epoch" ? [epochs!.steps, epochs!.values] : [times!.steps, times!.seconds]
@@ -30,6 +30,9 @@ export function makeAxis({ times, epochs }: Marks, wanted: string): Axis {
     said: (place) => (kind === "wall" ? moment(place).slice(5) : kind === "relative" ? lasting(Math.max(0, place)) : number(place, 4)),
   }
 }
+
+// Whether there is an axis from the first value to a later one: none for a clock that only goes back, or one epoch.
+const isRising = (values: Float64Array): boolean => values.some((value) => value > values[0])
 
 // The line through rising points, continued beyond its ends.
 export function between(xs: ArrayLike<number>, ys: ArrayLike<number>, x: number): number {

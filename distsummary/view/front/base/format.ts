@@ -19,6 +19,13 @@ export function given(value: unknown): string {
   return String(Number(value.toPrecision(digits)))
 }
 
+// A recorded text without a character that does anything: control characters and those that turn the direction of
+// writing are shown by their codes, as a terminal is given them; line ends stay.
+export const visible = (text: string): string => text.replace(/(?![\t\n])[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]/g, (one) => {
+  const code = one.charCodeAt(0).toString(16)
+  return code.length > 2 ? `\\u${code}` : `\\x${code.padStart(2, "0")}`
+})
+
 // The ticks of an axis, as short as they can be distinguished.
 export function ticksSaid(ticks: (number | null)[]): string[] {
   const shown = ticks.filter((tick) => tick != null)

@@ -1,6 +1,7 @@
 // Where the page's data come from: they stand in the file that `distsummary report` wrote, or the server of
 // `distsummary serve` has them. Both are a JSON text whose arrays lie in a block of bytes, see view/packing.py.
 
+import { visible } from "./format"
 import type { Anatomy, Curve, Numbers, Page, RankLine } from "./types"
 
 const TYPES = { f4: Float32Array, f8: Float64Array, i4: Int32Array, u1: Uint8Array, u2: Uint16Array, u4: Uint32Array }
@@ -51,16 +52,19 @@ export async function send(path: string, fields: Fields, changes: unknown): Prom
 }
 
 // A curve that the page does not hold: a tag of all ranks together, or of one rank.
-export const askTag = (tag: string): Promise<Curve> => ask<Curve>("curve", { run: runName() ?? ".", tag }).then((answer) => answer.data!)
+export const askTag = (tag: string): Promise<Curve> => ask<Curve>("curve", { run: runName() ?? ".", tag: recorded(tag) }).then((answer) => answer.data!)
 export const askRank = (tag: string, rank: number): Promise<RankLine> =>
-  ask<RankLine>("curve", { run: runName() ?? ".", tag, rank: `${rank}` }).then((answer) => answer.data!)
+  ask<RankLine>("curve", { run: runName() ?? ".", tag: recorded(tag), rank: `${rank}` }).then((answer) => answer.data!)
+
+// A name as it was before its control characters were made visible.
+const recorded = (name: string): string => name.replace(/\\x([0-9a-f]{2})|\\u([0-9a-f]{4})/g, (_, short, long) => String.fromCharCode(parseInt(short ?? long, 16)))
 
 // Where each rank spent a measured step that the page does not hold.
 export const askStep = (step: number, rank: number | null): Promise<Anatomy | null> =>
   ask<{ anatomy: Anatomy | null }>("step", { run: runName() ?? ".", step: `${step}`, ...(rank == null ? {} : { rank: `${rank}` }) }).then((answer) => answer.data!.anatomy)
 
 export function unpacked<T>(text: string, block: Uint8Array): T {
-  return JSON.parse(text, (_, value) => (Array.isArray(value?.$) ? numbers(block, value.$[0], value.$[1], value.$[2]) : value))
+  return JSON.parse(text, (_, value) => (typeof value === "string" ? visible(value) : Array.isArray(value?.$) ? numbers(block, value.$[0], value.$[1], value.$[2]) : value))
 }
 
 function numbers(block: Uint8Array, kind: keyof typeof TYPES, place: number, count: number): Numbers {

@@ -1,7 +1,7 @@
 // Config: what was trained, with which settings, code and data; what could not be read; the state of each rank.
 
 import type { ComponentChildren } from "preact"
-import { counted, given, whole } from "../base/format"
+import { counted, given, visible, whole } from "../base/format"
 import { data } from "../base/store"
 
 const ABOVE = ["state", "ranks", "attempts"] // facts that the header has
@@ -14,7 +14,7 @@ const readable = (value: unknown): string =>
   typeof value === "string" && /^\{"[^{}]*\}$/.test(value) ? value.slice(1, -1).replace(/"/g, "").replace(/-?\d+\.\d{6,}(e[+-]?\d+)?/g, (one) => given(Number(Number(one).toPrecision(5)))) : given(value)
 
 // A name that is too long for its column is broken where it has a dot or a bar.
-const broken = (name: string) => name.split(/(?<=[._/])/).flatMap((part) => [part, <wbr />])
+const broken = (name: string) => visible(name).split(/(?<=[._/])/).flatMap((part) => [part, <wbr />])
 
 function Facts({ title, entries }: { title: string; entries: [string, unknown][] }) {
   if (!entries.length) return null

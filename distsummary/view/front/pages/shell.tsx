@@ -54,7 +54,7 @@ function Header() {
   const { ranks, world_size: world, steps, started } = overview
   const facts = [
     ranks.length === world ? counted(world, "rank") : `${whole(ranks.length)} of ${counted(world, "rank")}`,
-    steps ? (steps[0] <= 1 ? counted(steps[1], "step") : `steps ${whole(steps[0])} to ${whole(steps[1])}`) : "",
+    steps ? (steps[0] === 1 ? counted(steps[1], "step") : `steps ${whole(steps[0])} to ${whole(steps[1])}`) : "",
     lasted.value ? lasting(lasted.value) : "", started ? moment(started).slice(0, 16) : "",
   ]
   return (

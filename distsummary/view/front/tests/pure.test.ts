@@ -2,7 +2,7 @@
 
 import { describe, expect, test } from "vitest"
 import { between, makeAxis } from "../base/axis"
-import { firstAdvice, given, lasting, milliseconds, number, ranges, tickDistance, ticksSaid, withUnit } from "../base/format"
+import { firstAdvice, given, lasting, milliseconds, number, ranges, tickDistance, ticksSaid, visible, withUnit } from "../base/format"
 import type { Band, Curve, Graph } from "../base/types"
 import { isSame, linesOf, nearest, smoothed, suitsLog, withoutOutliers } from "../charts/series"
 import { chosenTags, treeOf } from "../metrics/tree"
@@ -25,6 +25,9 @@ describe("texts", () => {
     expect(withUnit(1500, "ms")).toBe("1.5 s")
     expect(withUnit(12, "%")).toBe("12 %")
   })
+  test("a recorded text has no character that does anything", () => {
+    expect(visible("\x1b[31m\x07\n\u202eé\x9b")).toBe("\\x1b[31m\\x07\n\\u202eé\\x9b")
+  })
   test("ranks in a row are a range", () => expect(ranges([0, 2, 3, 4, 9, 10])).toBe("0, 2 to 4, 9, 10"))
   test("ticks are short and differ", () => {
     expect(ticksSaid([0.0001, 0.0002])).toEqual(["0.0001", "0.0002"])
@@ -43,6 +46,8 @@ describe("axes", () => {
   })
   test("what the data do not allow is the axis of steps", () => {
     expect(makeAxis({ ...marks, times: null }, "wall").kinds).toEqual(["step"])
+    const back = { steps: Int32Array.from([0, 1]), seconds: Float64Array.from([9, 3]) }
+    expect(makeAxis({ ...marks, times: back, epochs: { steps: back.steps, values: Float64Array.from([1, 1]) } }, "epoch").kinds).toEqual(["step"])
     expect(makeAxis(marks, "epoch").kind).toBe("step")
     expect(between([1], [7], 3)).toBe(7)
   })

@@ -1,6 +1,7 @@
 // Images, texts, sounds and PR curves as they were recorded, ranks side by side, with a slider over the steps.
 
 import { render, h as element } from "preact"
+import { visible } from "../base/format"
 import { Markdown } from "../base/markdown"
 import { canvas, counted, css, h, number, whole } from "./dom.js"
 
@@ -81,16 +82,17 @@ function address(item, type) {
 
 // Markdown as elements, or as it was recorded.
 function text(item, words) {
-  const recorded = new TextDecoder().decode(item.bytes)
+  const written = new TextDecoder().decode(item.bytes)
+  const [recorded, plain] = [visible(written), visible(written.replace(/\x1b\[[0-9;]*m/g, ""))] // without a terminal's colours
   const shown = h("div", { class: "text", tabindex: 0, role: "region", "aria-label": words })
-  const put = (isSource) => (isSource ? (render(null, shown), shown.replaceChildren(h("pre", {}, recorded))) : (shown.replaceChildren(), render(element(Markdown, { text: recorded }), shown)))
+  const put = (isSource) => (isSource ? (render(null, shown), shown.replaceChildren(h("pre", {}, recorded))) : (shown.replaceChildren(), render(element(Markdown, { text: plain }), shown)))
   put(false)
   const button = h("button", { class: "link", "aria-pressed": "false", onclick: () => {
     const isSource = button.getAttribute("aria-pressed") === "false"
     button.setAttribute("aria-pressed", `${isSource}`)
     put(isSource)
   } }, "as it was recorded")
-  return [shown, /[#*_`|>\-[]/.test(recorded) ? button : null,
+  return [shown, /[#*_`|>\-[\\]/.test(recorded) ? button : null,
     item.cut ? h("p", { class: "quiet" }, `${counted(item.cut, "further character")} left out`) : null]
 }
 
