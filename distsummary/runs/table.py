@@ -1,6 +1,7 @@
 """Table: rows as NumPy columns, for pandas, polars, Arrow or a notebook."""
 
 import html
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[Any]
 
 _SHOWN = 10  # rows at the beginning and at the end of a table in a notebook
+_TIMES, _LAST_TIME = ("wall_time", "started", "ended"), 253402214400.0  # columns; the end of the year 9999
 _MAX_TEXT = 80  # characters of a cell there
 _GRIDS = 4  # different steps of ranks that are compared with those of the next rank
 
@@ -93,7 +95,8 @@ class Table:
         if len(shown) > 2 * _SHOWN:
             shown = [*shown[:_SHOWN], -1, *shown[-_SHOWN:]]
         cells = [
-            [_cell(self._at(name, row)) if row >= 0 else "..." for name in self.columns] for row in shown
+            [_cell(self._at(name, row), name) if row >= 0 else "..." for name in self.columns]
+            for row in shown
         ]
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(f"<tr>{''.join(f'<td>{html.escape(c)}</td>' for c in row)}</tr>" for row in cells)
@@ -352,11 +355,14 @@ def objects(values: Sequence[Any]) -> Array:
     return column
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, column: str) -> str:
+    if column in _TIMES and isinstance(value, float) and 0 <= value <= _LAST_TIME:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape}"
     if isinstance(value, Histogram):
-        return f"{value.count:,} values from {value.min} to {value.max}"
+        low, high = ("-" if end is None else f"{end:.4g}" for end in (value.min, value.max))
+        return f"{value.count:,} values from {low} to {high}"
     if isinstance(value, Image):
         return f"{value.width} x {value.height}"
     return cut(f"{value:.6g}" if isinstance(value, float) else str(value), _MAX_TEXT)

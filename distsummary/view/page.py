@@ -61,7 +61,7 @@ _MAPS = (
 _PHASE_MAPS = 4  # those that verdicts name, then these
 _PHASES = ("forward", "backward", "optimizer")
 _ENDS = ("since_step", "until_step")
-_UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_s": "s"}
+_UNITS = {"_ms": "ms", "_percent": "%", "_gib": "GiB", "_mb_per_s": "MB/s", "_per_s": "/s", "_s": "s"}
 # A merge leaves these out, although the ranks agree on them: they are no conflicts.
 _LEFT_OUT = ({"nan"}, {"inf"}, {"-inf"})
 _LAST = (PHASE_TAGS, SYSTEM_TAGS, ALERT_RANK, CHECK_TAGS)  # of the tags that are not the user's

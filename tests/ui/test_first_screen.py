@@ -51,6 +51,7 @@ def test_all_charts_have_one_crosshair_and_one_zoom_which_are_in_the_link(opened
     assert page.locator(".above").inner_text().startswith("step 30")
     tip = page.locator(".three .tip:visible")
     assert tip.count() == 1
+    assert tip.locator(".of-ranks i").count() == 4
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 60, steps=4)
     page.mouse.up()

@@ -179,6 +179,10 @@ def test_histograms_report_step_share_and_the_rank_that_recorded_them(show):
     assert said.startswith("step 8: none of 100 values from 767 to 800")
     assert said.endswith("lowest -8, median between -0.727 and 0.727, highest 8")
     assert map.evaluate(COLORS) > 20
+    page.get_by_label("steps as ridges").check()
+    ridges = figure.get_by_label("histograms of weight: 12 steps, one below the other")
+    settled(page)
+    assert ridges.evaluate(COLORS) > 4
     page.get_by_label("filter histograms").fill("<b>x</b>")
     assert page.locator("[data-view=histograms] figure").count() == 1
 
@@ -196,6 +200,11 @@ def test_images_and_texts_follow_a_slider_and_stay_images_and_texts(show):
     page.keyboard.press("ArrowLeft")
     assert slider.get_attribute("aria-valuetext") == "step 795"
     assert figure.locator("img").first.get_attribute("src") != before
+    small = images.first.bounding_box()["width"]
+    figure.get_by_role("button", name="enlarge input, rank 0").click()
+    assert images.first.bounding_box()["width"] > 2 * small
+    page.keyboard.press("Enter")
+    assert images.first.bounding_box()["width"] == small
     text = page.locator("[data-view=media] .text").first
     assert text.inner_text().startswith("step 800 </script><img src=x")
     assert text.locator(":not(p, div)").count() == 0

@@ -1,5 +1,6 @@
 """Tables of runs: columns, data frames and notebooks."""
 
+import time
 from itertools import chain
 
 import numpy as np
@@ -65,6 +66,13 @@ def test_a_notebook_shows_text_of_others_as_text_and_a_bounded_number_of_rows():
     assert "&lt;script&gt;" in shown
     assert shown.count("<tr>") == 22  # a head, ten rows, dots, ten rows
     assert "&lt;b&gt;" in Table({"note": objects(["<b>"])}, title="<i>")._repr_html_()
+
+
+def test_a_notebook_shows_times_as_dates_and_numbers_that_are_no_times_as_they_are():
+    times = np.array([1.8e9, 1e300, np.nan])
+    shown = Table({"wall_time": times, "value": times})._repr_html_()
+    assert shown.count(f"<td>{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(1.8e9))}</td>") == 1
+    assert (shown.count("<td>1e+300</td>"), shown.count("<td>nan</td>")) == (2, 2)
 
 
 def test_a_matrix_has_a_row_for_each_step_and_nan_where_a_rank_has_nothing(table):

@@ -36,7 +36,7 @@ export function ticksSaid(ticks: (number | null)[]): string[] {
     if (tick == null) return ""
     const rounded = Number(tick.toPrecision(digits))
     const size = Math.abs(rounded)
-    return size !== 0 && (size < 1e-4 || size >= 1e5) ? rounded.toExponential().replace("e+", "e") : number(rounded, 12)
+    return size !== 0 && (size < 1e-4 || size >= 1e7) ? rounded.toExponential().replace("e+", "e") : number(rounded, 12)
   })
 }
 

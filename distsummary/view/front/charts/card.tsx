@@ -61,7 +61,7 @@ export function CurveCard({ curve, height = 190, title }: { curve: Curve; height
           ["save as CSV", () => save(`${curve.tag}.csv`, "text/csv", asCsv(sources))],
         ]} />
       </figcaption>
-      <Plot name={curve.tag} unit={curve.unit} lines={lines} band={band} height={height} firstBad={curve.first_not_finite} isSmooth onOutliers={setOutside} />
+      <Plot name={curve.tag} unit={curve.unit} lines={lines} band={band} ranks={curve.lines.length === curve.ranks ? curve.lines : undefined} height={height} firstBad={curve.first_not_finite} isSmooth onOutliers={setOutside} />
       {notes.length > 0 && <p class="note">{notes.join("; ")}</p>}
     </figure>
   )

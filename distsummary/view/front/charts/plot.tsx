@@ -5,13 +5,13 @@ import { effect } from "@preact/signals"
 import { useEffect, useRef, useState } from "preact/hooks"
 import { number, ticksSaid, tickDistance, withUnit } from "../base/format"
 import { logKind, putZoom, smoothing, zoom } from "../base/hash"
-import { axis, css, data, hovered, theme } from "../base/store"
-import type { Band } from "../base/types"
+import { axis, css, culprit, data, hovered, theme } from "../base/store"
+import type { Band, RankLine } from "../base/types"
 import { drawMarks } from "./marks"
 import { nearest, smoothed, suitsLog, withoutOutliers, type Drawn } from "./series"
 
 export interface PlotProps {
-  name: string; unit: string; lines: Drawn[]; band?: Band | null; height: number
+  name: string; unit: string; lines: Drawn[]; band?: Band | null; ranks?: RankLine[]; height: number
   firstBad?: number | null; isSmooth?: boolean; isFromZero?: boolean; onOutliers?: (text: string) => void
 }
 
@@ -56,7 +56,7 @@ export function Plot(props: PlotProps) {
   return <div class="plot" ref={place} style={{ minHeight: `${props.height}px` }} />
 }
 
-function draw(place: HTMLElement, width: number, { name, unit, lines, band, height, firstBad, isFromZero, onOutliers }: PlotProps, factor: number, kind: string) {
+function draw(place: HTMLElement, width: number, { name, unit, lines, band, ranks, height, firstBad, isFromZero, onOutliers }: PlotProps, factor: number, kind: string) {
   const along = axis.value
   const range = zoom.value
   const finite = lines.flatMap((line) => Array.from(line.values).filter(Number.isFinite))
@@ -159,6 +159,7 @@ function draw(place: HTMLElement, width: number, { name, unit, lines, band, heig
     if (!isIn) return
     cross.style.left = `${left}px`
     if (isOver) showTip(tip, left, over.clientWidth, step!, lines, band ?? null, unit)
+    if (isOver && band && ranks?.length) tip.append(bars(ranks, step!))
   })
   return { plot, end }
 }
@@ -185,6 +186,19 @@ function showTip(tip: HTMLElement, left: number, width: number, step: number, li
   const isRight = left > width / 2
   tip.style.left = isRight ? "" : `${left + 12}px`
   tip.style.right = isRight ? `${width - left + 12}px` : ""
+}
+
+// The value of each rank as a bar from 0, in the order of the ranks.
+function bars(ranks: RankLine[], step: number): HTMLElement {
+  const values = ranks.map((line) => Math.abs(line.values[nearest(line.steps, step)] ?? 0)).map((value) => (Number.isFinite(value) ? value : 0))
+  const most = Math.max(...values, Number.MIN_VALUE)
+  const place = Object.assign(element("div", ""), { className: "of-ranks" })
+  place.append(...values.map((value, at) => {
+    const bar = element("i", "")
+    bar.style.cssText = `height: ${(100 * value) / most}%; background: var(${ranks[at].rank === culprit.value ? "--vermilion" : "--blue"})`
+    return bar
+  }))
+  return place
 }
 
 function element(name: string, text: string): HTMLElement {

@@ -31,7 +31,8 @@ describe("texts", () => {
   test("ranks in a row are a range", () => expect(ranges([0, 2, 3, 4, 9, 10])).toBe("0, 2 to 4, 9, 10"))
   test("ticks are short and differ", () => {
     expect(ticksSaid([0.0001, 0.0002])).toEqual(["0.0001", "0.0002"])
-    expect(ticksSaid([1000001, 1000002])).toEqual(["1.000001e6", "1.000002e6"])
+    expect(ticksSaid([150000, 200000])).toEqual(["150,000", "200,000"])
+    expect(ticksSaid([10000001, 10000002])).toEqual(["1.0000001e7", "1.0000002e7"])
     expect(tickDistance(0, 10, 5)).toBe(2)
   })
 })

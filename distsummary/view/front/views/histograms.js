@@ -1,13 +1,14 @@
 // Histograms over time: which share of the values lies where, step by step, with lowest, median and highest value.
 
-import { counted, css, h, number, tickDistance, whole } from "./dom.js"
+import { canvas, counted, css, h, number, tickDistance, whole } from "./dom.js"
 import { clamp, heatCanvas, legend, restarts } from "./heat.js"
 
 const BINS = 48
 const HEIGHT = 34 + BINS * 5
 const FIRST = 6 // tags that are shown at first
+const RIDGES = 12 // steps that are drawn one below the other
 
-const state = { filter: "", all: false } // also when the view is made again
+const state = { filter: "", all: false, isRidged: false } // also when the view is made again
 
 // `open` shows the page of a parameter.
 export function histograms({ histograms: data, marks }, kept, open) {
@@ -26,11 +27,13 @@ export function histograms({ histograms: data, marks }, kept, open) {
     more.textContent = `show the other ${whole(found.length - shown.length)} tags`
     said.textContent = `${shown.length} of ${counted(data.tags.length, "tag")}`
       + (data.left_out ? `; ${whole(data.left_out)} more are not in this page: run.histograms(tag)` : "")
-      + ". Colour: share of the values of a step. Band: the recorded bin in which the median lies; dashed: lowest and highest. Point at a cell, or move with the arrow keys."
+      + (state.isRidged ? ". A line is a step, from the first to the newest: the share of its values, over the values."
+        : ". Colour: share of the values of a step. Band: the recorded bin in which the median lies; dashed: lowest and highest. Point at a cell, or move with the arrow keys.")
   }
   const filter = h("input", { type: "search", value: state.filter, placeholder: "filter tags", "aria-label": "filter histograms", oninput: () => { state.filter = filter.value; arrange() } })
+  const ridged = h("input", { type: "checkbox", checked: state.isRidged, onchange: () => { state.isRidged = ridged.checked; cards.clear(); arrange() } })
   arrange()
-  return [h("div", { class: "tools" }, filter), said, grid, more]
+  return [h("div", { class: "tools" }, filter, h("label", {}, ridged, "steps as ridges")), said, grid, more]
 }
 
 function card(one, starts, open) {
@@ -56,7 +59,7 @@ function card(one, starts, open) {
   }
   const bad = one.bad.findIndex((number) => number > 0)
   const said = h("p", { class: "readout", "aria-live": "polite" })
-  const { element } = heatCanvas({
+  const { element } = state.isRidged ? ridges(one, part) : heatCanvas({
     height: HEIGHT, label: `histograms of ${one.tag}: values by steps`, chosen: () => map, left: () => 76,
     over: (context, place) => {
       restarts(context, place, starts)
@@ -78,7 +81,35 @@ function card(one, starts, open) {
   if (bad >= 0) alerts.push(`NaN or infinite values, first at step ${whole(one.steps[bad])}${left > 0 ? " of those shown" : ""}`)
   if (one.unread) alerts.push(`${counted(one.unread, "step")} could not be read: distsummary fsck`)
   return h("figure", {}, h("figcaption", {}, open ? h("button", { class: "link tag", title: "its own page", onclick: () => open(parameterOf(one.tag)) }, one.tag) : h("span", { class: "tag" }, one.tag), h("span", { class: "quiet" }, ` ${notes.join(", ")}`),
-    alerts.length ? h("span", { class: "alert" }, ` ${alerts.join("; ")}`) : null, legend(map, "% of a step")), element, said)
+    alerts.length ? h("span", { class: "alert" }, ` ${alerts.join("; ")}`) : null, state.isRidged ? null : legend(map, "% of a step")), element, said)
+}
+
+// Steps one below the other, evenly spread, each as a line of the shares of its values.
+function ridges(one, part) {
+  const last = one.steps.length - 1
+  const shown = [...new Set(Array.from({ length: RIDGES }, (_, at) => Math.round((at * last) / (RIDGES - 1))))].filter((at) => at >= 0)
+  return canvas(HEIGHT, `histograms of ${one.tag}: ${counted(shown.length, "step")}, one below the other`, (context, width, height) => {
+    const [left, right, top, bottom] = [60, width - 12, 56, height - 26]
+    context.clearRect(0, 0, width, height)
+    context.fillStyle = css("--quiet")
+    context.textAlign = "center"
+    for (const [at, text] of ticks(one, part)) context.fillText(text, right - at * (right - left), height - 8)
+    context.textAlign = "right"
+    shown.forEach((at, row) => {
+      const y = bottom - ((shown.length - 1 - row) / Math.max(1, shown.length - 1)) * (bottom - top)
+      context.beginPath()
+      context.moveTo(left, y)
+      for (let bin = 0; bin < BINS; bin++) context.lineTo(left + ((bin + 0.5) / BINS) * (right - left), y - (one.shares[at * BINS + bin] / 255) ** 2 * (top - 4))
+      context.lineTo(right, y)
+      context.fillStyle = css("--label")
+      context.fill()
+      context.strokeStyle = css(one.bad[at] > 0 ? "--bad" : "--blue")
+      context.lineWidth = 1.4
+      context.stroke()
+      context.fillStyle = css("--quiet")
+      context.fillText(whole(one.steps[at]), left - 6, y)
+    })
+  })
 }
 
 const parameterOf = (tag) => tag.replace(/^zz_gradient\//, "").replace(/\/auto$/, "")

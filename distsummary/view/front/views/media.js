@@ -7,6 +7,7 @@ import { canvas, counted, css, h, number, whole } from "./dom.js"
 
 // Tag -> the step that the reader chose; of other tags the newest is shown, also when newer ones come.
 const chosen = new Map()
+const enlarged = new Set() // tags and ranks whose picture is as wide as the page
 // How wide a picture is at most, and up to about which size a small one is enlarged, by how many stand side by side.
 const SIZES = [{ to: 1, width: 1200, box: [400, 240] }, { to: 4, width: 480, box: [300, 200] }, { to: Infinity, width: 240, box: [180, 130] }]
 
@@ -65,10 +66,17 @@ function picture(item, words, count) {
   const { width, box } = SIZES.find(({ to }) => count <= to)
   const image = h("img", { src: address(item, `image/${item.kind}`), alt: words, title: `${item.width} x ${item.height} pixels` })
   const scale = Math.max(1, Math.floor(Math.min(box[0] / item.width, box[1] / item.height)))
-  image.style.width = `${Math.min(item.width * scale, width)}px`
-  if (scale > 1) image.style.imageRendering = "pixelated"
-  image.addEventListener("error", () => image.replaceWith(h("p", { class: "alert" }, "the browser cannot read this image")))
-  return image
+  const place = words.replace(/, step [^,]*$/, "")
+  const button = h("button", { class: "link", "aria-label": `enlarge ${place}`, onclick: () => size(!enlarged.has(place)) }, image)
+  const size = (isLarge) => {
+    enlarged[isLarge ? "add" : "delete"](place)
+    button.setAttribute("aria-expanded", `${isLarge}`)
+    image.style.width = isLarge ? "100%" : `${Math.min(item.width * scale, width)}px`
+    image.style.imageRendering = scale > 1 ? "pixelated" : "" // small ones keep their pixels
+  }
+  size(enlarged.has(place))
+  image.addEventListener("error", () => button.replaceWith(h("p", { class: "alert" }, "the browser cannot read this image")))
+  return button
 }
 
 function address(item, type) {

@@ -6,9 +6,10 @@ import { canvas, counted, css, h, moment, number, on, table, tickDistance, whole
 const LEFT = 64, RIGHT = 12, TOP = 6, BOTTOM = 26
 const COLORS = { finished: "--good", running: "--blue", superseded: "--quiet", unknown: "--quiet", incomplete: "--warn", interrupted: "--warn" }
 
-export function timeline({ overview, timeline: { bars, counts }, marks: { attempts: starts } }) {
+export function timeline({ overview, timeline: { bars, counts }, marks: { attempts: starts, times } }) {
   const found = []
-  if (bars.length) found.push(chart(bars))
+  const hung = overview.verdicts.find((one) => one.cause === "hang")
+  if (bars.length) found.push(chart(bars, hung && times ? { rank: hung.rank, since: times.seconds[times.seconds.length - 1] } : null))
   else found.push(h("p", { class: "quiet" }, `When the ranks ran is not known: ${{ "no run.json": "there is no run.json", unreadable: "run.json cannot be read" }[overview.state] ?? "no rank has reported it"}.`))
   if (starts.length > 1) {
     found.push(h("h3", {}, "Attempts"), table(["attempt", "first step", "last step"], starts.map((one) => [one.attempt, one.first_step, one.last_step].map(whole)), { numbers: [0, 1, 2] }))
@@ -21,7 +22,8 @@ export function timeline({ overview, timeline: { bars, counts }, marks: { attemp
   return found
 }
 
-function chart(bars) {
+// `hang`: the rank that hung, and when the last step ended.
+function chart(bars, hang) {
   const ranks = [...new Set(bars.map((bar) => bar.rank))].sort((a, b) => a - b)
   const row = new Map(ranks.map((rank, index) => [rank, index]))
   const begin = Math.min(...bars.map((bar) => bar.begin))
@@ -38,6 +40,10 @@ function chart(bars) {
       const x = toX(bar.begin)
       context.fillStyle = css(COLORS[bar.state] ?? "--bad")
       context.fillRect(x, y + (size > 6 ? 2 : 0), Math.max(2, toX(bar.end) - x - 1), size - (size > 6 ? 4 : 0.4))
+      if (hang && bar.begin <= hang.since && hang.since < bar.end) {
+        context.fillStyle = css(bar.rank === hang.rank ? "--bad" : "--vermilion-pale")
+        context.fillRect(toX(hang.since), y + (size > 6 ? 2 : 0), toX(bar.end) - toX(hang.since) - 1, size - (size > 6 ? 4 : 0.4))
+      }
       if (size >= 16) {
         context.save()
         context.beginPath()
@@ -78,7 +84,7 @@ function chart(bars) {
     chosen = Math.max(0, Math.min(ordered.length - 1, chosen + by))
     report(ordered[chosen])
   })
-  return h("figure", { class: "wide" }, h("figcaption", {}, h("span", { class: "tag" }, "Ranks and attempts"), h("span", { class: "quiet" }, ` since ${moment(begin)}; ends are the last sign of life`)), element, said)
+  return h("figure", { class: "wide" }, h("figcaption", {}, h("span", { class: "tag" }, "Ranks and attempts"), h("span", { class: "quiet" }, ` since ${moment(begin)}; ends are the last sign of life${hang ? `; red: the hang of rank ${hang.rank}, while the others waited` : ""}`)), element, said)
 }
 
 function ranksPerStep({ steps, ranks }) {
