@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -71,6 +71,23 @@ def length(loader: object) -> int:
     except Exception:
         # A class of the user's may raise anything, and the steps are counted as they come.
         return 0
+
+
+class Batches(Iterator[Any]):
+    """The batches that a loop takes from a run: as many as the loader has, as a progress bar asks."""
+
+    def __init__(self, batches: Iterator[Any], loader: Iterable[Any]) -> None:
+        self._batches, self._loader = batches, loader
+
+    def __iter__(self) -> Iterator[Any]:
+        # A loop over the generator itself has no further call at each step, and closes it where it is left.
+        return self._batches
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # raises TypeError of one without a length
 
 
 def step_of(run_context: object) -> StepContext:

@@ -5,7 +5,14 @@ from typing import Any
 
 from distsummary.errors import ClosedError
 from distsummary.rundir.topology import Topology
-from distsummary.training.callbacks import CallbackList, CallbackParams, RunContext, common_params, length
+from distsummary.training.callbacks import (
+    Batches,
+    CallbackList,
+    CallbackParams,
+    RunContext,
+    common_params,
+    length,
+)
 from distsummary.training.step_context import StepContext
 from distsummary.training.values import Scalar, check_named, resolve
 
@@ -73,8 +80,11 @@ class EvaluationRun:
         given = {} if values is None else check_named("evaluation.log", values)
         self.logged |= self._numbers({**given, **named}) or {}
 
-    def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader, one step each, until a callback has requested a stop."""
+    def steps(self, loader: Iterable[Any]) -> Batches:
+        """Iterate over the batches of a loader, one step each, until a callback has requested a stop."""
+        return Batches(self._steps(loader), loader)
+
+    def _steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         params, context = self.params, self._context
         params |= {"valid_dataset": loader, "batch_num": length(loader)}
         for batch in loader:

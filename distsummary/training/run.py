@@ -28,6 +28,7 @@ from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir.topology import Topology, detect
 from distsummary.training.callbacks import (
+    Batches,
     Callback,
     CallbackList,
     CallbackParams,
@@ -249,11 +250,12 @@ class Run(Recording):
             yield params["cur_epoch_num"] - 1
         self._in_epochs = False
 
-    def steps(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Iterator[Any]:
+    def steps(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Batches:
         """Iterate over the batches of a loader, one step for each; outside `epochs()` each call is one epoch.
 
         Args:
-            loader: any iterable; the default counts from `run.step * accumulate` on, without end.
+            loader: any iterable; the default counts from `run.step * accumulate` on, without end. What is
+                returned has its length, if it has one: `tqdm(run.steps(loader))` shows how much is left.
             accumulate: how many batches make one step (of the optimizer), >= 1. The last step may have fewer.
                 If a name is logged several times within a step, its last value is recorded.
         """
@@ -273,7 +275,7 @@ class Run(Recording):
             whole, done = loader.loader, loader.resumed.step_in_epoch
         self._begin_epoch(whole, -(-length(whole) // accumulate), done=done)
         self._record_pending()
-        return self._steps(loader, accumulate, was_stopped)
+        return Batches(self._steps(loader, accumulate, was_stopped), loader)
 
     def _steps(self, loader: Iterable[Any], accumulate: int, may_stop: bool) -> Iterator[Any]:
         """Yield the batches; before each step's first batch, end the previous step and begin the new one.

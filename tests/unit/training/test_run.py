@@ -653,6 +653,17 @@ def test_loaders_without_a_length_report_no_number_of_steps():
     assert seen == [0]
 
 
+def test_a_progress_bar_around_the_steps_gets_the_length_of_the_loader():
+    with Run() as run:
+        steps = run.steps([1, 2, 3], accumulate=2)
+        assert (len(steps), next(steps), [*steps], run.step) == (3, 1, [2, 3], 2)
+        with run.eval() as evaluation:
+            steps = evaluation.steps("ab")
+            assert (len(steps), [*steps]) == (2, ["a", "b"])
+        with pytest.raises(TypeError, match="no len"):
+            len(run.steps(iter([1])))
+
+
 def test_every_call_of_steps_outside_epochs_is_an_epoch():
     recorder = Recorder()
     with Run(callbacks=recorder) as run:
