@@ -1,14 +1,17 @@
 """What is still open when the interpreter ends is closed, the newest first; only weak references keep it.
 
+What another thread closes just then is waited for: a daemon thread would end with the interpreter.
 Python 3.12 starts no thread any more then: a DaemonThread does its work in the thread that joins it.
 """
 
 import atexit
 import logging
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import BuiltinFunctionType
 
 from distsummary.base.processes import in_ray, ipython_shell
@@ -16,6 +19,9 @@ from distsummary.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
+END_S = 60.0  # how long the end of the interpreter waits for what another thread closes
+
+_closing: list[tuple[int, int, threading.Event]] = []  # by which process and thread; set when it is closed
 _open: list[weakref.WeakMethod[Callable[[], object]]] = []
 _registered: bool | None = None  # whether that was in Ray; None: not yet
 
@@ -38,6 +44,19 @@ def is_closed(close: Callable[[], object]) -> None:
     _open[:] = [reference for reference in _open if reference() != close]
 
 
+@contextmanager
+def closing(close: Callable[[], object]) -> Iterator[None]:
+    """This thread does the method's work, for whose end the end of the interpreter waits."""
+    entry = os.getpid(), threading.get_ident(), threading.Event()
+    _closing.append(entry)
+    try:
+        is_closed(close)
+        yield
+    finally:
+        _closing.remove(entry)
+        entry[-1].set()
+
+
 def process_error() -> BaseException | None:
     """The exception that ends the process, if there is one: of a notebook, that of its last cell."""
     if getattr(ipython_shell(), "last_execution_succeeded", False):
@@ -56,6 +75,10 @@ def _close_all() -> None:
         except BaseException as error:
             # The others are closed all the same.
             failure = failure or error
+    for process, thread, is_over in [*_closing]:
+        # A forked child has the entries of its parent's threads, but not the threads.
+        if process == os.getpid() and thread != threading.get_ident():
+            is_over.wait(END_S)
     if failure is not None:
         raise failure
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from distsummary.base.at_exit import DaemonThread, close_at_exit, is_closed
+from distsummary.base.at_exit import DaemonThread, close_at_exit, closing
 from distsummary.base.failures import (
     NONE,
     BoundedWait,
@@ -366,7 +366,10 @@ class AsyncWriter:
         """
         if self._is_closed or os.getpid() != self._pid:
             return
-        is_closed(self.close)
+        with closing(self.close):
+            self._close()
+
+    def _close(self) -> None:
         with self._changed:
             self._is_closed = self._hurry = True
             self._fast_until = 0

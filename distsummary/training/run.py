@@ -18,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from distsummary.base.at_exit import close_at_exit, is_closed, process_error
+from distsummary.base.at_exit import close_at_exit, closing, process_error
 from distsummary.base.checks import check_int, check_type
 from distsummary.base.guard import guarded, mark_users
 from distsummary.base.termination import on_termination
@@ -732,8 +732,11 @@ class Run(Recording):
             self._callbacks.__enter__()
 
     def _leave(self, error: BaseException | None) -> None:
-        if os.getpid() != self._pid:
-            return
+        if os.getpid() == self._pid:
+            with closing(self._close_at_exit):
+                self._exit_callbacks(error)
+
+    def _exit_callbacks(self, error: BaseException | None) -> None:
         if self.has_waiting() and not self._callbacks.is_entered:
             # What was given before the first step is recorded, too, whatever ends the run.
             try:
@@ -747,7 +750,6 @@ class Run(Recording):
             for measured in (*self._measured, self._phases):
                 if measured is not None:
                     self._own_guard.call("phases", measured.close)
-            self._own_guard.call("the exit", is_closed, self._close_at_exit)
             self._own_guard.call("listening to signals", self._stop_listening)
             self._end_last_step()
         # Callbacks are exited once; those that were never entered only free what they hold.
