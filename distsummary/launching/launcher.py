@@ -54,6 +54,7 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 AUTO = "auto"
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL, of ROCm
+PACKED, SPREAD = "packed", "spread"
 BACKENDS = (AUTO, "gloo", "nccl", None)
 PLACEMENT_TIMEOUT_S = 60.0
 QUIET_S = 5.0  # a start that takes longer says what it waits for
@@ -74,6 +75,8 @@ def launch(
     resources_per_rank: Mapping[str, float] | None = None,
     backend: str | None = AUTO,
     address: str | None = None,
+    nodes: int | None = None,
+    placement: str = PACKED,
 ) -> list[Result]:
     """Run `train_fn(*args)` in one process per rank on Ray and return the results in rank order.
 
@@ -95,6 +98,9 @@ def launch(
             this machine, has one for each rank.
         address: the Ray cluster to use, as in `ray.init`: "host:port", "auto", or "local" for a new one on
             this machine. None: as above.
+        nodes: put the same number of ranks on each of so many nodes, one after the other. None: see
+            `placement`. `ranks` must be a multiple of it.
+        placement: "packed" puts the ranks on few nodes, "spread" on many; both as far as there is room.
 
     Raises:
         RanksFailedError: ranks raised or died, or do not fit into the cluster. Equal errors of several ranks
@@ -109,6 +115,9 @@ def launch(
     check_type("resources_per_rank", resources_per_rank, Mapping, optional=True)
     check_choice("backend", backend, BACKENDS)
     check_type("address", address, str, optional=True)
+    check_choice("placement", placement, (PACKED, SPREAD))
+    if nodes is not None and ranks % (nodes := check_int("nodes", nodes, low=1)):
+        raise InvalidValueError(f"ranks must be a multiple of nodes, got ranks={ranks}, nodes={nodes}")
     if backend == AUTO:
         backend = chosen_backend(resources_per_rank, ranks, gpus=_gpus() if resources_per_rank is None else 0)
     resources = check_resources(resources_per_rank, backend)
@@ -126,7 +135,7 @@ def launch(
         doing("starting Ray" if is_local else "connecting to Ray")
         with connected(ranks, resources, address):
             doing(f"reserving {dict(resources)} for each of {ranks} ranks")
-            with _placed(ranks, resources) as group:
+            with _placed(ranks, resources, nodes, placement) as group:
                 return _run(partial(train_fn, *args), group, ranks, resources, backend, begin_training)
 
 
@@ -153,7 +162,9 @@ def _run(
     doing(f"starting {ranks} processes")
     actors = [
         rank_class.options(
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=rank * group.bundle_count // ranks
+            )
         ).remote(rank)
         for rank in range(ranks)
     ]
@@ -167,7 +178,7 @@ def _run(
         running[:] = [actor.place.remote(PROTOCOL) for actor in actors]
         _await_processes(running, resources)
         places = _wait(running)
-        for line in describe_places(places):
+        for line in describe_places(places, resources):
             say(line)
         doing("importing torch and connecting the ranks" if backend else "connecting the ranks")
         driver = own_process()
@@ -358,12 +369,20 @@ def zero_lines(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def describe_places(places: Sequence[RankPlace]) -> list[str]:
-    """Hosts and process ids of the ranks, a line for each host; of many hosts, the first MAX_HOSTS."""
+def describe_places(places: Sequence[RankPlace], resources: Mapping[str, float]) -> list[str]:
+    """How many ranks are on how many nodes; then a line for each host, of many for the first MAX_HOSTS."""
     on_host: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, place in enumerate(places):
         on_host[place.host, place.address].append(rank)
-    lines = [
+    counts = sorted({len(ranks) for ranks in on_host.values()})
+    each = f"{counts[0]} each" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    given = ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+    lines = (
+        [f"{len(places)} ranks on {len(on_host)} nodes, {each}; a rank has {given}"]
+        if len(on_host) > 1
+        else []
+    )
+    lines += [
         f"{named(ranks, 'rank')} on {host} ({address}), pid {', '.join(str(places[r].pid) for r in ranks)}"
         for (host, address), ranks in [*on_host.items()][:MAX_HOSTS]
     ]
@@ -424,14 +443,26 @@ def _join_current(ranks: int, resources: Mapping[str, float]) -> bool:
 
 
 @contextmanager
-def _placed(ranks: int, resources: dict[str, float]) -> Iterator[PlacementGroup]:
-    """Reserve the resources of all ranks for the block; raises RanksFailedError if they do not fit."""
-    group = placement_group([resources] * ranks, strategy="PACK")
+def _placed(
+    ranks: int, resources: dict[str, float], nodes: int | None, placement: str
+) -> Iterator[PlacementGroup]:
+    """Reserve the resources of all ranks for the block, in one bundle a rank, or a node if `nodes` says so.
+
+    Raises RanksFailedError if they do not fit.
+    """
+    if nodes is None:
+        group = placement_group([resources] * ranks, strategy="PACK" if placement == PACKED else "SPREAD")
+    else:
+        whole = {name: amount * (ranks // nodes) for name, amount in resources.items()}
+        group = placement_group([whole] * nodes, strategy="STRICT_SPREAD")
     try:
         if not group.wait(PLACEMENT_TIMEOUT_S):
+            where = "" if nodes is None else f" on {nodes} nodes, {ranks // nodes} each,"
+            living = sum(node["Alive"] for node in ray.nodes())
             raise RanksFailedError(
-                f"{ranks} ranks of {resources} did not fit within {PLACEMENT_TIMEOUT_S:g} s; the cluster has "
-                f"{ray.available_resources()} free of {ray.cluster_resources()}: ask for less or add nodes"
+                f"{ranks} ranks of {resources}{where} did not fit within {PLACEMENT_TIMEOUT_S:g} s; the "
+                f"cluster has {ray.available_resources()} free of {ray.cluster_resources()}, and {living} "
+                "nodes: ask for less or add nodes"
             )
         yield group
     finally:

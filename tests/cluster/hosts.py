@@ -164,7 +164,7 @@ class Hosts:
             mount -t tmpfs -o size=300m home /home; mkdir /home/user; mount -t tmpfs -o size=1g shm /dev/shm
             mount --bind /mnt/lab/h{number}/boot_id /proc/sys/kernel/random/boot_id
             mount --bind /mnt/lab/h{number}/hosts /etc/hosts; {shared}
-            touch /mnt/lab/h{number}/ready; exec sleep infinity"""
+            touch /mnt/lab/h{number}/ready; sleep infinity & wait"""
         unshare = [
             "unshare",
             "-m",

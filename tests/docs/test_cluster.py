@@ -1,14 +1,23 @@
-"""The job script is sound shell, and Ray's own command line accepts what it passes."""
+"""The recipes are sound: shell, Ray's own command line, and the schemas of KubeRay and of `ray up`."""
 
+import gzip
+import json
 import os
+import shutil
 import subprocess
+from collections import deque
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
+import yaml
+from jsonschema import Draft7Validator, Draft202012Validator
 from ray.dashboard.modules.job.cli import submit
 
 from tests.docs.documents import ROOT
 from tests.patience import PATIENCE_S
+from tests.tools.kuberay_schema import SCHEMA
 
 SCRIPT = ROOT / "cluster" / "job.sh"
 # Stands where `ray` is looked up and notes how it was called; Ray's real parser then judges that.
@@ -37,8 +46,7 @@ def called(place: Path) -> list[str]:
     return (place / "called").read_text().splitlines()
 
 
-def test_the_script_is_sound_shell() -> None:
-    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
+def test_the_script_can_be_run() -> None:
     assert os.access(SCRIPT, os.X_OK)
 
 
@@ -91,3 +99,50 @@ def test_wrong_arguments_are_named_and_nothing_is_submitted(
     assert done.returncode == 2
     assert complaint in done.stderr
     assert not (place / "called").exists()
+
+
+def recipe(name: str) -> Any:
+    return yaml.safe_load((ROOT / "cluster" / name).read_text())
+
+
+def faults_on_kuberay(manifest: Any) -> list[str]:
+    """What the strict schema of KubeRay's own kinds says of a manifest."""
+    schema = json.loads(gzip.decompress(SCHEMA.read_bytes()))
+    wrong = [
+        one for error in Draft202012Validator(schema).iter_errors(manifest) for one in error.context or ()
+    ]
+    return [error.message for error in wrong if error.absolute_path != deque(["kind"])]
+
+
+@pytest.mark.parametrize("name", ["kuberay/rayjob.yaml", "kuberay/raycluster.yaml"])
+def test_kuberay_takes_every_field_of_a_manifest(name: str) -> None:
+    assert faults_on_kuberay(recipe(name)) == []
+    wrong = recipe(name)
+    cluster = wrong["spec"].get("rayClusterSpec", wrong["spec"])
+    cluster["workerGroupSpecs"][0]["maxReplica"] = 1
+    cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
+    found = " ".join(faults_on_kuberay(wrong))
+    assert "maxReplica" in found
+    assert "volumeMount" in found
+
+
+@pytest.mark.parametrize("name", ["ray-up/local.yaml", "ray-up/aws.yaml"])
+def test_ray_up_takes_every_field_of_a_cluster(name: str) -> None:
+    autoscaler = Path(ray.__file__).parent / "autoscaler"
+    check = Draft7Validator(json.loads((autoscaler / "ray-schema.json").read_text()))
+    assert [error.message for error in check.iter_errors(recipe(name))] == []
+    assert [*check.iter_errors(recipe(name) | {"min_workers": 1})]
+
+
+@pytest.mark.parametrize("name", ["job.sh", "slurm/srun.sbatch", "slurm/torchrun.sbatch", "slurm/ray.sbatch"])
+def test_a_script_is_sound_shell(name: str) -> None:
+    path = ROOT / "cluster" / name
+    subprocess.run(["bash", "-n", path], check=True)
+    if shutil.which("shellcheck"):
+        assert subprocess.run(["shellcheck", path], capture_output=True, text=True).stdout == ""
+
+
+def test_each_recipe_has_a_line_in_the_guide_that_starts_it() -> None:
+    guide = (ROOT / "docs" / "cluster.md").read_text()
+    recipes = {path for path in (ROOT / "cluster").rglob("*") if path.is_file() and path.suffix != ".md"}
+    assert {path.name for path in recipes if str(path.relative_to(ROOT)) not in guide} == set()

@@ -200,10 +200,12 @@ def test_ranks_are_listed_by_host() -> None:
         RankPlace(f"node{rank // 4}", f"h{rank // 4}", f"10.0.0.{rank // 4}", 29500, "", 0, 100 + rank)
         for rank in range(4 * (MAX_HOSTS + 2))
     ]
-    lines = describe_places(places)
-    assert lines[1] == "ranks 4-7 on h1 (10.0.0.1), pid 104, 105, 106, 107"
+    lines = describe_places(places, {"CPU": 1, "GPU": 0.5})
+    assert lines[0] == f"{len(places)} ranks on {MAX_HOSTS + 2} nodes, 4 each; a rank has 1 CPU, 0.5 GPU"
+    assert lines[2] == "ranks 4-7 on h1 (10.0.0.1), pid 104, 105, 106, 107"
     assert lines[-1] == "... and 2 more hosts"
-    assert describe_places(places[:1]) == ["rank 0 on h0 (10.0.0.0), pid 100"]
+    assert describe_places(places[:5], {"CPU": 1})[0] == "5 ranks on 2 nodes, 1 to 4; a rank has 1 CPU"
+    assert describe_places(places[:1], {"CPU": 1}) == ["rank 0 on h0 (10.0.0.0), pid 100"]
 
 
 @pytest.mark.long

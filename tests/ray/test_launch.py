@@ -273,6 +273,8 @@ def test_a_request_beyond_the_cluster_says_what_there_is(launch_times):
     launch_times(PLACEMENT_TIMEOUT_S=1.0)
     with pytest.raises(RanksFailedError, match=r"did not fit.*the cluster has"):
         launch(lambda: None, ranks=64, backend=None)
+    with pytest.raises(RanksFailedError, match=r"on 2 nodes, 1 each, did not fit.*and 1 nodes: ask for less"):
+        launch(lambda: None, ranks=2, backend=None, nodes=2)
 
 
 def test_bad_arguments_are_refused_by_name():
@@ -280,6 +282,12 @@ def test_bad_arguments_are_refused_by_name():
         launch(print, ranks=0)
     with pytest.raises(InvalidValueError, match="backend must be one of"):
         launch(print, ranks=1, backend="mpi")
+    with pytest.raises(InvalidValueError, match="ranks must be a multiple of nodes, got ranks=3, nodes=2"):
+        launch(print, ranks=3, nodes=2)
+    with pytest.raises(InvalidValueError, match="nodes must be >= 1, got 0"):
+        launch(print, ranks=3, nodes=0)
+    with pytest.raises(InvalidValueError, match="placement must be one of"):
+        launch(print, ranks=3, placement="strict")
     with pytest.raises(InvalidTypeError, match="train_fn"):
         launch("train", ranks=1)
 

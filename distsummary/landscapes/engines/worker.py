@@ -1,5 +1,6 @@
 """A worker, which evaluates chunks of the planes with an engine; `run/worker_process.py` has one on Ray."""
 
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ class EngineFacts:
     """What a grid records about its engine; `quantities` names the columns of `ChunkResult.measured`.
 
     `is_streamed`: the engine reads the data again in each call of `row_values`. `unseen_gpus`: GPUs that Ray
-    has reserved for the worker, but that its torch does not see.
+    has reserved for the worker, but that its torch does not see. `host`: the name of the worker's one.
     """
 
     name: str
@@ -29,6 +30,7 @@ class EngineFacts:
     quantities: tuple[str, ...] = ("loss",)
     is_streamed: bool = False
     unseen_gpus: float = 0.0
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class LandscapeWorker:
             hardware=engine.hardware,
             quantities=engine.quantities,
             is_streamed=engine.is_streamed,
+            host=platform.node(),
         )
 
     def evaluate(self, chunk: Chunk) -> ChunkResult:

@@ -15,7 +15,9 @@ from distsummary.rundir.topology import in_notebook
 REPORT_EVERY_S = EVERY_S  # in a terminal and a notebook
 LOG_EVERY_S = 30.0
 PLAIN_EVERY_S = 10.0  # of the command line, if no one looks at a terminal
-MOST_RATES = 8  # with more workers, a line shows only the range of their rates; a callback gets them all
+MOST_RATES = (
+    8  # with more workers or nodes, a line shows only the range of their rates; a callback gets them all
+)
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class Progress:
         seconds: the time since the first worker of this call began to evaluate.
         fresh: how many of `done` this call evaluated; the others were read from a journal.
         by_worker: worker -> its points per second, over the time that it worked.
+        by_node: the name of a host -> the points per second of its workers together.
     """
 
     done: int
@@ -36,6 +39,7 @@ class Progress:
     seconds: float
     fresh: int
     by_worker: Mapping[str, float] = field(default_factory=dict)
+    by_node: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -59,6 +63,7 @@ ProgressCallback: TypeAlias = Callable[[Progress], None]
 def line(progress: Progress, estimate: Estimate | None = None) -> str:
     """As text: `landscape: 512/2601 points, 41 points/s, 51 s left, 2 workers (20 + 21 points/s)`.
 
+    Of workers on several nodes, it has the speed of each: `4 workers on 2 nodes (h0 20 + h1 21 points/s)`.
     The time that is left is that of `estimate`, None: from the mean speed.
     """
     parts = [f"{progress.done}/{progress.total} points"]
@@ -70,12 +75,17 @@ def line(progress: Progress, estimate: Estimate | None = None) -> str:
         elif left_s is not None:
             parts.append(f"{duration(left_s)} left")
     if progress.by_worker:
-        rates = list(progress.by_worker.values())
-        speeds = " + ".join(map(_rate, rates))
-        # Of many workers only the slowest and the fastest are shown.
+        count, nodes = len(progress.by_worker), progress.by_node
+        named = {f"{node} ": rate for node, rate in nodes.items()} if len(nodes) > 1 else {}
+        rates = [*(nodes if named else progress.by_worker).values()]
+        speeds = " + ".join(
+            f"{name}{_rate(rate)}" for name, rate in named.items() or (("", one) for one in rates)
+        )
+        # Of many only the slowest and the fastest are shown.
         if len(rates) > MOST_RATES:
             speeds = f"{_rate(min(rates))} to {_rate(max(rates))}"
-        parts.append("1 worker" if len(rates) == 1 else f"{len(rates)} workers ({speeds} points/s)")
+        where = f" on {len(nodes)} nodes" if named else ""
+        parts.append("1 worker" if count == 1 else f"{count} workers{where} ({speeds} points/s)")
     return "landscape: " + ", ".join(parts)
 
 

@@ -150,6 +150,7 @@ class _Evaluation:
         self._started: float | None = None  # when the first chunk began: starting workers does not count
         self._fresh = Counter[str]()  # worker -> points that it evaluated in this call
         self._seconds = defaultdict[str, float](float)  # worker -> the time that it spent on them
+        self._hosts: dict[str, str] = {}  # worker -> where it is now
         self._has_reported_all = self._has_unseen_gpus = False
 
     def run(self, workers: Workers) -> tuple[list[LossGrid], bool]:
@@ -197,6 +198,7 @@ class _Evaluation:
                 self._started = time.monotonic() - result.seconds
             self._note_hardware(worker, crew.begun[worker])
             self._seconds[worker] += result.seconds
+            self._hosts[worker] = crew.begun[worker].host
             if scheduler.done(worker, chunk, result.measured):
                 self._results[chunk] = scheduler.results[chunk]
                 self._fresh[worker] += len(chunk)
@@ -251,13 +253,18 @@ class _Evaluation:
         if self._on_progress is None or (done == total and self._has_reported_all):
             return
         self._has_reported_all = done == total
+        by_worker = {name: n / seconds[name] for name, n in self._fresh.items() if seconds[name]}
+        by_node = defaultdict[str, float](float)
+        for name, rate in by_worker.items():
+            by_node[self._hosts[name]] += rate
         self._on_progress(
             Progress(
                 done=done,
                 total=total,
                 seconds=0.0 if self._started is None else time.monotonic() - self._started,
                 fresh=self._fresh.total(),
-                by_worker={name: n / seconds[name] for name, n in self._fresh.items() if seconds[name]},
+                by_worker=by_worker,
+                by_node=dict(by_node),
             )
         )
 

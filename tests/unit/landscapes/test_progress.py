@@ -80,6 +80,12 @@ def test_the_line_says_how_far_how_fast_how_long_and_by_whom() -> None:
     assert line(at(512, by_worker={"here": 41.0})) == (
         "landscape: 512/2601 points, 41 points/s, 51 s left, 1 worker"
     )
+    nodes = {"h0": 20.4, "h1": 19.9}
+    assert line(at(512, by_worker=WORKERS, by_node=nodes)).endswith(
+        "4 workers on 2 nodes (h0 20 + h1 20 points/s)"
+    )
+    assert line(at(512, by_worker=WORKERS, by_node={"h0": 41.0})).endswith("(8 + 12 + 10 + 9.9 points/s)")
+    assert line(at(512, by_worker=many, by_node=many)).endswith("9 workers on 9 nodes (10 to 18 points/s)")
     assert line(at(2601)) == "landscape: 2601/2601 points, 41 points/s, in 63 s"
 
 
