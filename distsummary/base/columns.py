@@ -116,9 +116,9 @@ def short_ranges(numbers: Collection[int], width: int = 24) -> str:
     return text[: text.rfind(",", 0, width - len(count)) + 1] + count
 
 
-def numbered(count: int, name: str) -> str:
-    """Such as 1 rank or 4 ranks."""
-    return f"{count:,} {name}{'' if count == 1 else 's'}"
+def numbered(count: int, name: str, names: str = "") -> str:
+    """Such as 1 rank or 4 ranks; `names`: the plural, if it has no s."""
+    return f"{count:,} {name if count == 1 else names or f'{name}s'}"
 
 
 def named(ranks: Collection[int], word: str = "Rank") -> str:

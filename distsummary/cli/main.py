@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from distsummary import __version__
-from distsummary.base.columns import named, printable, quoted, width_of
+from distsummary.base.columns import named, numbered, printable, quoted, width_of
 from distsummary.base.extras import require
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.terminal import cleaned, pausing_progress, printed, showing_progress
@@ -583,8 +583,12 @@ def prune(options: argparse.Namespace) -> Answer:
         paths,
         lambda path: delete(path, is_sure=options.yes, checkpoints_only=options.checkpoints),
     )
+    answer = _removed(removed, options.yes)
+    text = answer.text
+    if foreign := sum(not row.id for row in table.rows):
+        text += f"\n{numbered(foreign, 'directory', 'directories')} left alone: no readable run.json"
     # A run that still trains stays: that is no failure.
-    return _removed(removed, options.yes)._replace(code=int(any(one.files and one.reason for one in removed)))
+    return answer._replace(text=text, code=int(any(one.files and one.reason for one in removed)))
 
 
 @verb(

@@ -137,7 +137,10 @@ def test_prune_keeps_what_is_asked_for_and_what_is_young(tmp_path, capsys):
         train(tmp_path / name, loss=loss)
     record(tmp_path / "records")
     assert main(["prune", str(tmp_path), "--keep", "best 2 by loss", "--older", "1d"]) == 0
-    assert capsys.readouterr().out == "0 runs, 0.0 MB; nothing was changed: repeat it with --yes\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "0 runs, 0.0 MB; nothing was changed: repeat it with --yes",
+        "1 directory left alone: no readable run.json",
+    ]
     assert main(["prune", str(tmp_path), "--keep", "best 2 by loss", "--keep", "newest 1", "--yes"]) == 0
     assert sorted(one.name for one in tmp_path.iterdir()) == ["b", "c", "d", "records"]
     assert main(["prune", str(tmp_path), "--where", "loss > 3", "--yes"]) == 0
