@@ -1,4 +1,4 @@
-"""What many ranks cost the processes that serve them: `python -m benchmarks.ranks live|merge|status|join`.
+"""What many ranks cost those that serve them: `python -m benchmarks.ranks live|merge|status|join|ships`.
 
 `live`: the aggregator's merge while the ranks train. Each simulated rank reports one step a second, of 20
 scalars in which the ranks differ, in its event files. The seconds are simulated: the figures are CPU seconds
@@ -10,6 +10,8 @@ to the bytes in the merged files, and the memory. With `--slow` each operation o
 times are seconds of the wall clock, of several calls the smallest and the largest.
 
 `join`: how ranks register and finish; see `benchmarks.ranks.join`.
+
+`ships`: what hosts that share no directory cost the home of their run; see `benchmarks.ranks.ships`.
 
 `merge`: the merge of the rank files when the training has ended; CPU seconds, memory, and both of a second
 merge of the same files, which also compares its steps with those of the first.
@@ -27,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.ranks.join import PARTS, join, slow_files
+from benchmarks.ranks.ships import ships
 from distsummary import Topology
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merge import merge_run
@@ -172,6 +175,10 @@ def main() -> None:
     command.add_argument("--how", choices=PARTS, default="local")
     command.add_argument("--slow", action="store_true", help="10 ms more for each operation on a file")
     command.set_defaults(run=lambda given: join(given.ranks, given.how, slow=given.slow))
+    command = commands.add_parser("ships")
+    command.add_argument("--hosts", type=int, default=250)
+    command.add_argument("--ranks", type=int, default=8, help="of each host")
+    command.set_defaults(run=lambda given: ships(given.hosts, given.ranks))
     given = parser.parse_args()
     for name, figure in given.run(given).items():
         print(f"{name:32} {figure:12.4f}")
