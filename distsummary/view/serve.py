@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import TCPServer
@@ -73,6 +74,12 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
+}
+# In a frame of TensorBoard, which warns of data: as a source of sounds.
+_FRAMED = _HEADERS | {
+    "Content-Security-Policy": _HEADERS["Content-Security-Policy"]
+    .replace("media-src data:; ", "")
+    .replace("frame-ancestors 'none'", "frame-ancestors 'self'")
 }
 
 
@@ -400,3 +407,52 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """Log requests only at level debug, without the token."""
         logger.debug("%s", (format % args).replace(self.server.token, "..."))
+
+
+class Pages:
+    """What a WsgiHandler answers with; who may ask is for the other server to decide.
+
+    Raises MissingExtraError if the front end is not built.
+    """
+
+    edit, token = False, "run"
+
+    def __init__(self, served: Served) -> None:
+        self.served, self.files = served, {name: built(name).encode() for name in _STATIC}
+
+    def is_own(self, host: str) -> bool:
+        """Any host is that of the other server."""
+        return True
+
+    def path_of(self, path: str) -> str:
+        """The path as it is."""
+        return path
+
+
+class WsgiHandler(_Handler):
+    """Answers a GET or HEAD request that a WSGI server got, for a page in a frame of that server's page.
+
+    Args:
+        pages: what it answers with. name: the path after that of the page. environ: of the request.
+
+    Attributes:
+        status, sent, body: the answer, with its headers, once `do_GET` has returned.
+    """
+
+    def __init__(self, pages: Pages, name: str, environ: Mapping[str, Any]) -> None:
+        self.server = pages  # type: ignore[assignment]  # the part of a Server that answers need
+        self.command = environ["REQUEST_METHOD"]
+        self.path = f"/{pages.token}/{name}?{environ.get('QUERY_STRING', '')}"
+        self.headers = HTTPMessage()
+        if known := environ.get("HTTP_IF_NONE_MATCH"):
+            self.headers["If-None-Match"] = known
+        self.status, self.sent, self.body = "", list[tuple[str, str]](), b""
+
+    def _send(
+        self, status: HTTPStatus, kind: str | None, body: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        self.status = f"{status.value} {status.phrase}"
+        self.body = b"" if self.command == "HEAD" else body
+        # A server may want a type of an answer without a body, too.
+        always = {"Content-Type": kind or "application/octet-stream", "Content-Length": str(len(body))}
+        self.sent = [*(_FRAMED | (headers or {}) | always).items()]
