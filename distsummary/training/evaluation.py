@@ -80,7 +80,7 @@ class EvaluationRun:
         given = {} if values is None else check_named("evaluation.log", values)
         self.logged |= self._numbers({**given, **named}) or {}
 
-    def steps(self, loader: Iterable[Any]) -> Batches:
+    def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Iterate over the batches of a loader, one step each, until a callback has requested a stop."""
         return Batches(self._steps(loader), loader)
 

@@ -250,7 +250,7 @@ class Run(Recording):
             yield params["cur_epoch_num"] - 1
         self._in_epochs = False
 
-    def steps(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Batches:
+    def steps(self, loader: Iterable[Any] = ENDLESS, *, accumulate: int = 1) -> Iterator[Any]:
         """Iterate over the batches of a loader, one step for each; outside `epochs()` each call is one epoch.
 
         Args:
