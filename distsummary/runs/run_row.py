@@ -10,7 +10,7 @@ from typing import Any
 
 from distsummary.base.columns import numbered
 from distsummary.diagnosis.alerts import hangs_among, read_reports
-from distsummary.diagnosis.verdict import CAUSES, WARNING
+from distsummary.diagnosis.verdict import CAUSES, ERROR, WARNING
 from distsummary.errors import DistSummaryError
 from distsummary.events.newest import newest_events
 from distsummary.events.segments import all_event_files, stamp_of
@@ -106,7 +106,8 @@ def read_first(path: str, place: Path, *, now: float) -> RunRow:
     try:
         return _of_run(row, place, now) if is_run else _of_records(row, place)
     except Exception as error:
-        return replace(row, state="unreadable", is_healthy=False if is_run else None, finding=_why(error))
+        is_healthy = False if is_run else None
+        return replace(row, state="unreadable", level=ERROR, is_healthy=is_healthy, finding=_why(error))
 
 
 def with_events(row: RunRow, place: Path, *, now: float, uses_index: bool = True) -> RunRow:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.base.checks import check_choice
+from distsummary.base.checks import as_unicode, check_choice
 from distsummary.base.columns import cut, numbered
 from distsummary.base.extras import extra, require
 from distsummary.errors import InvalidValueError
@@ -113,6 +113,8 @@ class Table:
             {
                 name: pandas.Categorical.from_codes(column.codes, column.names)
                 if isinstance(column, Labels)
+                else pandas.Series(column, dtype=object)
+                if _has_odd_text(column)
                 else column
                 for name, column in ((name, self._column(name)) for name in self.columns)
             },
@@ -366,6 +368,13 @@ def _cell(value: Any, column: str) -> str:
     if isinstance(value, Image):
         return f"{value.width} x {value.height}"
     return cut(f"{value:.6g}" if isinstance(value, float) else str(value), _MAX_TEXT)
+
+
+def _has_odd_text(column: Array) -> bool:
+    """Whether a text is no UTF-8, as paths may be: pandas makes a column of Arrow of texts, which is."""
+    return column.dtype == object and any(
+        isinstance(one, str) and not one.isascii() and as_unicode(one) != one for one in column
+    )
 
 
 def _plain(value: Any) -> Any:

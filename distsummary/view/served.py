@@ -112,8 +112,9 @@ class Served:
         return self._run(name).part(("step", step, rank))
 
     def filtered(self, text: str) -> Response:
-        """The paths of the runs of the list for which a filter holds, as JSON. Raises FilterError."""
-        self.runs()
+        """The paths of the runs of the last list for which a filter holds, as JSON. Raises FilterError."""
+        if not self._table.rows:
+            self.runs()
         return _answer(json.dumps(self._table.where(text)["path"].tolist()).encode())
 
     def relabel(self, name: str, changes: Mapping[str, Any]) -> None:

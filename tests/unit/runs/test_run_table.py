@@ -322,3 +322,31 @@ def test_labels_that_cannot_be_read_are_a_finding(tmp_path):
     [row] = RunRows(tmp_path).read()
     assert (row.state, row.level) == ("finished", "warning")
     assert "labels.json is not JSON" in row.finding
+
+
+def test_a_path_that_is_no_text_hides_no_other_run(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+    record(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", odd)
+    table = open_runs(tmp_path).sorted_by("path")
+    frame = table.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["path"].tolist() == [str(tmp_path / "a"), odd]
+    assert ds.open_run(frame["path"][1]).state == "finished"
+    assert "finished" in text_of(table).splitlines()[2]
+
+
+def test_a_directory_that_vanishes_while_it_is_read_is_left_out(tmp_path):
+    record(tmp_path / "a")
+    record(tmp_path / "b")
+    rows = RunRows(tmp_path, uses_index=False)
+    rows.read(budget_s=0.0)
+    shutil.rmtree(tmp_path / "b")
+    found = {row.path: row.finding for row in rows.read()}
+    assert found["a"] == ""
+    assert "removed" in found["b"]
+    assert {row.path for row in rows.read()} == {"a"}
+    shutil.rmtree(tmp_path)
+    with pytest.raises(MissingFileError, match="is missing; name a directory"):
+        rows.read()

@@ -29,7 +29,7 @@ describe("columns", () => {
 describe("rows", () => {
   test("the best or the largest is first, what is not there last", () => {
     expect([firstSort("eval/acc", list), firstSort("train/loss", list), firstSort("started", list)].map((one) => one.isDown)).toEqual([true, false, true])
-    expect([readSort("-train/loss", list), readSort("gone", list)]).toEqual([{ column: "train/loss", isDown: true }, { column: "started", isDown: true }])
+    expect([readSort("-train/loss", list), readSort("toString", list)]).toEqual([{ column: "train/loss", isDown: true }, { column: "started", isDown: true }])
     const sorted = (isDown: boolean) => allRows(list).sort((a, b) => compared(list.columns["train/loss"][a], list.columns["train/loss"][b], isDown))
     expect([sorted(false), sorted(true)]).toEqual([[0, 1, 3, 4, 2, 5], [4, 3, 1, 0, 2, 5]])
   })
