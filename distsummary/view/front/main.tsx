@@ -33,7 +33,7 @@ function show(page: Page, hasList: boolean): void {
   data.value = page
   document.title = page.overview.name
   // Who asks for several runs looks at what differs, not at the first of them.
-  if (page.compare && !location.hash) go("compare")
+  if (page.compare && !location.hash) begin("compare")
   app.replaceChildren()
   render(<Shell hasList={hasList} />, app)
   document.documentElement.dataset.ready = "true"
