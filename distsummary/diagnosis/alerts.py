@@ -155,7 +155,17 @@ def each_fact_once(alerts: Iterable[Alert]) -> list[Alert]:
                         "lost_s": max(one.get("lost_s") or 0.0, less.get("lost_s") or 0.0),
                     }
                 left.remove(less)
-    return left
+    # Ranks that are slow in turns are one alert; before they were seen to be, each had its own.
+    return [one for one in left if not any(_is_a_turn_in(one, other) for other in left)]
+
+
+def _is_a_turn_in(alert: Alert, other: Alert) -> bool:
+    return (
+        alert["cause"] == other["cause"]
+        and alert["cause"] in SLOW
+        and alert.get("attempt", 0) == other.get("attempt", 0)
+        and ranks_in(alert) < ranks_in(other)
+    )
 
 
 def holds(alert: Mapping[str, Any], attempt: AttemptState | None) -> bool:

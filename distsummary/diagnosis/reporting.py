@@ -313,10 +313,14 @@ def _newer(alert: Alert, verdict: Verdict) -> Alert:
         until is not None and since <= now[-1][0] <= until for since, until in known
     ):
         return newer
-    # Intervals at other steps stay. One that overlaps a known interval keeps the first step of that.
-    others = [one for one in known if not any(_overlap(one, each) for each in now)]
-    begun = [next((one[0] for one in known if _overlap(one, each)), each[0]) for each in now]
-    intervals = sorted([*others, *((since, each[1]) for since, each in zip(begun, now, strict=True))])
+    # Intervals at other steps stay. Of those that overlap a known one, the first keeps its first step.
+    intervals = [one for one in known if not any(_overlap(one, each) for each in now)]
+    after = -1
+    for since, until in now:
+        begun = (one[0] for one in known if one[0] > after and _overlap(one, (since, until)))
+        intervals.append((next(begun, since), until))
+        after = since if until is None else until
+    intervals.sort(key=lambda one: one[0])
     if verdict.lost_s > (alert.get("lost_s") or 0.0):
         newer["evidence"] = verdict.evidence
     return newer | {

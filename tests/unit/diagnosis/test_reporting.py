@@ -236,6 +236,31 @@ def test_a_rank_that_is_slow_again_for_the_same_cause_is_one_alert_with_its_inte
     assert once_more.report(1, first)
 
 
+def test_an_interval_that_lasted_becomes_the_first_of_those_that_take_its_place(run_dir):
+    first = verdict("data", 201, until_step=None)
+    turns = replace(first, since_step=39, ranks=(0, 1), intervals=((39, 188), (201, 212), (219, None)))
+    alerts = Alerts(run_dir)
+    for one in (first, turns, replace(turns, until_step=267, intervals=(*turns.intervals[:2], (219, 267)))):
+        alerts.report(0, one)
+    [*_, found] = read_alerts(run_dir)
+    assert found["intervals"] == [[39, 188], [201, 212], [219, 267]]
+
+
+def test_ranks_that_are_slow_in_turns_are_one_finding_whatever_was_reported_before(run_dir):
+    alerts = Alerts(run_dir)
+    for rank, since in ((2, 39), (1, 190), (0, 201)):
+        alerts.report(0, verdict("data", since, rank=rank, until_step=None))
+    alerts.report(0, verdict("forward", 200, rank=1))
+    turns = replace(verdict("data", 39, rank=2, until_step=267), ranks=(1, 2))
+    alerts.report(0, turns)
+    found = open_findings(read_alerts(run_dir), None)
+    assert [(one.cause, one.rank, one.ranks) for one in found] == [
+        ("data", 2, (1, 2)),
+        ("data", 0, ()),
+        ("forward", 1, ()),
+    ]
+
+
 def test_what_costs_more_is_written_and_not_printed_again(run_dir, capsys):
     alerts = Alerts(run_dir)
     slow = verdict("data", 10, until_step=None)
