@@ -23,6 +23,7 @@ REMEMBERED = 320  # measured steps: a verdict is certain at most about so many a
 # What a slow rank costs is little below so many seconds, or so large a share of the time, of the lower one of
 # these, but not less than the last.
 LEAST_S, LEAST_SHARE, SMALL_S = 1.0, 0.01, 0.3
+NOTHING_S = 1e-9  # what a slow rank costs that no other waited for
 TURNS = 3  # so many times another rank is slow for the same cause: they hold up the run in turns
 GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by this factor, and so many seconds
 
@@ -140,9 +141,11 @@ class Costs:
         self._places: dict[int, object] = {}  # of ranks: equal for those that do the same work
         self._recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # with what is left of their waiting
         self._open: dict[Key, _Account] = {}
+        self._is_known = False  # whether ranks record that they wait
 
     def add(self, times: StepTimes) -> None:
         """Look at a step, larger than those before."""
+        self._is_known = self._is_known or bool(times.wait_ms.any())
         self._recent.append(self._charge(times, self._open) if self._open else times)
 
     def note(self, verdict: Verdict) -> Verdict:
@@ -157,14 +160,18 @@ class Costs:
                     self._recent[place] = self._charge(times, {key: account})
         if verdict.until_step is not None:
             del self._open[key]
-            return replace(verdict, lost_s=account.until_s(verdict.until_step))
+            return replace(verdict, lost_s=self._cost_s(account.until_s(verdict.until_step)))
         account.reported_s = account.lost_s
-        return replace(verdict, lost_s=account.lost_s)
+        return replace(verdict, lost_s=self._cost_s(account.lost_s))
+
+    def _cost_s(self, lost_s: float) -> float:
+        """A cost as verdicts have it, where 0 is one that is not known."""
+        return max(lost_s, NOTHING_S) if self._is_known else lost_s
 
     def of(self, verdict: Verdict) -> Verdict:
         """A verdict with what it cost so far, if it lasts."""
         account = self._open.get(_key(verdict))
-        return verdict if account is None else replace(verdict, lost_s=account.lost_s)
+        return verdict if account is None else replace(verdict, lost_s=self._cost_s(account.lost_s))
 
     def has_grown(self, verdict: Verdict) -> bool:
         """Whether a verdict that lasts costs much more than what was noted of it last."""

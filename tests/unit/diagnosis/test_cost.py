@@ -10,6 +10,7 @@ from distsummary.diagnosis.cost import (
     StepTimes,
     excess_ms,
     excess_of_all,
+    is_small,
     joined,
     median_of_others,
     shared_ms,
@@ -79,6 +80,20 @@ def test_a_verdict_costs_its_steps_also_those_before_it_was_certain() -> None:
     ended = costs.note(replace(begun, until_step=219))
     assert ended.lost_s == pytest.approx(120 * 0.020)
     assert costs.of(begun) == begun  # it is over
+
+
+@pytest.mark.parametrize(("waits", "is_known"), [([0, 0, 0, 0], False), ([0, 0, 5, 0], True)])
+def test_a_rank_that_no_other_waited_for_has_cost_little_where_waiting_is_recorded(
+    waits: list[float], is_known: bool
+) -> None:
+    costs = Costs(alone)
+    costs.add(times(1, [5, 5, 5, 5], waits))
+    for step in range(100, 110):
+        costs.add(times(step, [5, 5, 25, 5], [0, 0, 0, 0]))
+    lasting = costs.note(SLOW)
+    ended = costs.note(replace(lasting, until_step=109))
+    for one in (lasting, ended):
+        assert (one.lost_s < 1e-6, is_small(one.cause, one.lost_s, 60.0)) == (True, is_known)
 
 
 def test_steps_that_stand_for_several() -> None:
