@@ -34,7 +34,7 @@ BLOCKED_STEPS = 10
 # about the rank. Beyond so many times their own time, over so many steps, nothing is said. Four ranks alone
 # on two cores wait about as long as they compute.
 BUSY, BUSY_STEPS = 10.0, 20
-_DATA = PHASES.index("data")
+_DATA, _RECORDING = PHASES.index("data"), PHASES.index("recording")
 _COMPUTING = [place for place, phase in enumerate(PHASES) if phase not in ("data", "checkpoint")]
 # What is reported with the times: the columns after those of each measure and phase.
 _EVERY, _QUEUED, _WAITED, _IDLE = range(len(_MEASURES) * len(PHASES), len(_MEASURES) * len(PHASES) + 4)
@@ -245,7 +245,11 @@ class _Peers:
         queued = reported.queued[is_peer]
         self._loads.append((float(queued.sum()), float(own[present].sum())))
         queued_ms, own_ms = map(sum, zip(*self._loads, strict=True))
-        self.is_busy = queued_ms > BUSY * own_ms
+        self.is_busy, is_quiet = queued_ms > BUSY * own_ms, queued_ms < QUIET * own_ms
+        # Where other processes run, the threads that write what is recorded lose their processor while they
+        # hold Python's lock: the longer the loop's thread is blocked by them.
+        if not is_quiet:
+            own[:, _RECORDING] = times[:, _CPU, _RECORDING]
         found = self._slow.add(reported.step, own, times[:, _CPU], at_once=at_once, is_busy=self.is_busy)
         for slow in found:
             (self._are_slow.add if slow.until is None else self._are_slow.discard)(slow.rank)
@@ -255,7 +259,7 @@ class _Peers:
             at_once=at_once,
             queued=times[:, _QUEUE],
             wall_ms=float(took_ms.max()),
-            is_quiet=queued_ms < QUIET * own_ms,
+            is_quiet=is_quiet,
         )
         found += self.stalls.add(reported.step, self.ranks, spent, slow=self._are_slow, is_busy=self.is_busy)
         if present.all():

@@ -152,6 +152,22 @@ def test_what_blocks_a_rank_now_and_then_while_it_computes_is_its_own_on_a_quiet
     assert re.fullmatch(r"forward took 31 ms in 10 of 181 steps, on its peers \S+ ms", verdict.evidence)
 
 
+@pytest.mark.parametrize(
+    ("measure", "queued", "is_reported"), [(BLOCKED, 0.0, True), (BLOCKED, 20.0, False), (CPU, 20.0, True)]
+)
+def test_recording_that_is_blocked_where_other_processes_run_is_not_the_ranks_own(
+    measure: int, queued: float, is_reported: bool
+) -> None:
+    judge, found = Judge(one_axis), []
+    for step in range(1, 201):
+        one = reported(step, 4)
+        one.queued[:] = queued
+        if step >= 100:
+            one.times[3, measure, PHASES.index("recording")] += 5.0
+        found += judge.add(one)
+    assert [(one.rank, one.cause) for one in found] == [(3, "recording")] * is_reported
+
+
 def test_a_loader_that_blocks_now_and_then_is_named() -> None:
     judge, found = Judge(one_axis), []
     for step in range(1, 201):
