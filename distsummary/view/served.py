@@ -34,7 +34,7 @@ EVERY_S = 2.0  # at most so often the files are looked at
 # After reading, a pause of so many times its duration follows: reading takes a fifth of the time at most.
 PAUSE = 4
 OPEN = 8  # runs that are kept open
-LIST_S = 0.5  # event files are read so long for one answer with the list
+FIRST_S, LIST_S = 0.2, 2.0  # event files are read so long for the first answer with the list, and for others
 T = TypeVar("T")
 _Part: TypeAlias = tuple[str, str | int, int | None]  # "curve" and its tag, or "step" and its number; a rank
 ALONE = "."  # the name of the run if the directory is itself one
@@ -135,7 +135,7 @@ class Served:
         try:
             run = RunDir(self.path)
             if run.manifest_path.exists() or not run.rank_dirs():
-                rows = self._rows.read(budget_s=LIST_S)
+                rows = self._rows.read(budget_s=LIST_S if self._table.rows else FIRST_S)
             else:
                 # A run without a manifest: a search would list each of its ranks as a run.
                 alone = open_run(self.path)

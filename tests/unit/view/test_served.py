@@ -202,7 +202,8 @@ def test_a_directory_may_fill_later_but_must_be_there(tmp_path):
         Served(tmp_path / "none")
 
 
-def test_the_list_has_the_columns_of_the_runs_and_is_filtered(tmp_path):
+def test_the_list_has_the_columns_of_the_runs_and_is_filtered(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_S", PATIENCE_S)
     for name, value in (("a", 0.5), ("b", float("nan"))):
         record(tmp_path / name, values=lambda step, rank, value=value: [Value("scalar", "loss", value)])
     served = Served(tmp_path, every_s=0.0)
@@ -218,11 +219,12 @@ def test_the_list_has_the_columns_of_the_runs_and_is_filtered(tmp_path):
 
 
 def test_while_rows_are_not_whole_the_next_answer_has_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LIST_S", 0.0)
+    monkeypatch.setattr(module, "FIRST_S", 0.0)
+    monkeypatch.setattr(module, "LIST_S", PATIENCE_S)
     record(tmp_path / "a")
     served = Served(tmp_path, every_s=3600.0)
-    assert (listed(served)["pending"], "loss" in listed(served)["columns"]) == (1, False)
-    monkeypatch.setattr(module, "LIST_S", 60.0)
+    first = listed(served)
+    assert (first["pending"], "loss" in first["columns"]) == (1, False)
     assert listed(served)["columns"]["loss"] == [5.0]
     assert served.runs() is served.runs()
 
