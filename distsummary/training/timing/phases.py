@@ -142,6 +142,7 @@ class Phases:
         self._on_device = ""  # the device's phase that it interrupts
         self.is_in_backward = False
         self.is_backward_shared = False  # DDP waits in the next backward pass, or in this one, as it proceeds
+        self.shared_models: set[int] = set()  # that DDP has made ready for a backward pass
         self._before = REST  # the phase in which that one began
         self.on_backward: Callable[[], None] = lambda: None
         self.device: DeviceTimes | None = None  # then "blocked" is how much longer the device computed
@@ -229,6 +230,9 @@ class Phases:
     def begin_backward(self) -> None:
         """A backward pass of any model begins; passes within it, as of checkpoints, are a part of it."""
         self._before, self.is_in_backward = self.current, True
+        # Of several models, such as those of a GAN, one is ready before the backward pass of another ends.
+        if len(self.shared_models) > 1:
+            self.is_backward_shared = True
         self.enter(BACKWARD)
 
     @property

@@ -210,6 +210,7 @@ def _ddp_waits(call: Callable[..., Any]) -> Callable[..., Any]:
     def prepare_for_backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         for phases in _measured.get(get_ident(), ()):
             phases.is_backward_shared = True
+            phases.shared_models.add(id(self))
         return call(self, *args, **kwargs)
 
     return functools.wraps(call)(prepare_for_backward)

@@ -410,6 +410,23 @@ def test_where_it_is_known_that_all_gradients_are_there_only_what_follows_is_wai
     assert of(phases.take(RECORDING), BACKWARD) == (0, 0, 0)
 
 
+def test_of_several_models_each_backward_pass_may_wait_for_other_ranks(
+    clocks: Turned, phases: Phases
+) -> None:
+    phases.is_backward_shared = True  # both are ready before the first of two passes
+    phases.shared_models |= {1, 2}
+    for _ in range(2):
+        phases.begin_backward()
+        phases.begin_gradients()
+        clocks.turn(cpu=1, blocked=2)
+        phases.end_gradients()
+        clocks.turn(blocked=3)
+        phases.end_backward()
+    found = phases.take(RECORDING)
+    assert of(found, BACKWARD) == (2, 4, 0)
+    assert of(found, WAIT) == (0, 6, 0)
+
+
 class Starved(WorkerQueues):
     """Workers that waited for so long since the last step."""
 
