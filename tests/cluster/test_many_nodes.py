@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -30,9 +29,9 @@ for options in json.loads(sys.argv[1]):
     print("places", json.dumps(ds.launch(where, backend=None, **options)))
 """
 
-# The losses of a landscape on the cluster, as the bytes of an array; progress goes to stderr.
+# The losses of a landscape on the cluster. After each so many points, the newest worker here is killed.
 LANDSCAPE = """
-import hashlib, sys, time
+import hashlib, subprocess, sys
 import ray, torch
 from torch import nn
 import distsummary as ds
@@ -42,26 +41,23 @@ def parts():
     x = torch.linspace(-3, 3, 4096).unsqueeze(1)
     return nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)), x
 
-def told(progress):
-    if progress.by_node:
-        print("nodes", *sorted(progress.by_node), flush=True)
+run_dir, every, killed = sys.argv[1], int(sys.argv[2]), 0
+
+def look(progress):
+    global killed
+    print("nodes", *sorted(progress.by_node), flush=True)
+    if progress.fresh // every > killed:
+        killed += 1
+        subprocess.run(["pkill", "-KILL", "-n", "-f", "ray::[W]orkerProcess"])
 
 ray.init(address="auto")
 model, x = parts()
 grid = ds.landscape(
-    model, nn.MSELoss(), [(x, torch.sin(2 * x))], directions="random", progress=told,
-    plane=ds.Plane(size=int(sys.argv[1])), compute=ds.Compute(engine="row", workers="auto"),
-    run_dir=sys.argv[2],
+    model, nn.MSELoss(), [(x, torch.sin(2 * x))], directions="random", progress=look,
+    plane=ds.Plane(size=25), compute=ds.Compute(engine="row", workers="auto"),
+    run_dir=run_dir,
 )
 print("losses", hashlib.sha256(grid.z.tobytes()).hexdigest(), grid.lost_points)
-"""
-
-# Kills the newest worker of the landscape on this host, again and again.
-KILL = """
-import subprocess, sys, time
-while True:
-    time.sleep(float(sys.argv[1]))
-    subprocess.run(["pkill", "-KILL", "-n", "-f", "ray::[W]orkerProcess"])
 """
 
 
@@ -92,21 +88,19 @@ def test_ranks_are_placed_as_asked_and_the_console_says_how(cluster: Hosts) -> N
     assert "4 ranks on 2 nodes, 2 each; a rank has 1 CPU" in done.stderr
 
 
-def landscape(hosts: Hosts, size: int, run_dir: str) -> tuple[str, set[str]]:
-    """A digest of the losses, with how many were lost, and the nodes that computed."""
-    done = hosts.run(0, "python", "-c", LANDSCAPE, str(size), run_dir, timeout=900)
+def landscape(hosts: Hosts, run_dir: str, every: int) -> tuple[str, set[str], str]:
+    """A digest of the losses, with how many were lost; the nodes that computed; what was said."""
+    done = hosts.run(0, "python", "-c", LANDSCAPE, run_dir, str(every), timeout=900)
     assert done.returncode == 0, done.stderr
     [losses] = re.findall(r"^losses (.+)$", done.stdout, re.MULTILINE)
-    return losses, set(" ".join(re.findall(r"^nodes (.+)$", done.stdout, re.MULTILINE)).split())
+    nodes = set(" ".join(re.findall(r"^nodes (.+)$", done.stdout, re.MULTILINE)).split())
+    return losses, nodes, done.stderr
 
 
 def test_a_landscape_whose_workers_are_killed_is_bit_equal(cluster: Hosts) -> None:
-    quiet, nodes = landscape(cluster, 25, "/home/user/quiet")
+    quiet, nodes, _ = landscape(cluster, "/home/user/quiet", 10_000)
     assert nodes == {"h0", "h1"}
-    with ThreadPoolExecutor() as pool:
-        killing = pool.submit(cluster.run, 1, "timeout", "120", "python", "-c", KILL, "10")
-        killed, _ = landscape(cluster, 25, "/home/user/killed")
-        cluster.run(1, "pkill", "-f", "sys.argv[[]1")
-        killing.result()
+    killed, _, said = landscape(cluster, "/home/user/killed", 150)
     assert killed == quiet
     assert killed.endswith(" 0")
+    assert "died" in said
