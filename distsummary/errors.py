@@ -68,7 +68,7 @@ class InvalidValueError(UsageError, ValueError):
 class FilterError(InvalidValueError):
     """A filter of runs cannot be read; `at`: the index of the character at which it is wrong."""
 
-    def __init__(self, message: str, at: int) -> None:
+    def __init__(self, message: str, at: int = 0) -> None:
         super().__init__(message)
         self.at = at
 

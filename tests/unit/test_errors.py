@@ -75,6 +75,10 @@ def test_an_interrupted_landscape_survives_pickling_with_its_grids() -> None:
     assert error.grids["pca"].tolist() == [0, 0, 0]
 
 
+def test_the_place_of_an_error_in_a_filter_survives_pickling() -> None:
+    assert pickle.loads(pickle.dumps(errors.FilterError(MESSAGE, 7))).at == 7
+
+
 def test_a_missing_extra_keeps_the_name_of_the_module_through_pickling() -> None:
     error = missing_extra("a tensor", "torch")
     assert pickle.loads(pickle.dumps(error)).name == "torch"

@@ -14,7 +14,8 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
     [
         ("histogram", "did you mean histograms"),
         ("Config", "did you mean config"),
-        ("project", "its arguments are"),
+        ("project", "the directory above the run is the project"),
+        ("colour", "its arguments are"),
     ],
 )
 def test_an_unknown_argument_gets_the_nearest_name(name: str, said: str) -> None:

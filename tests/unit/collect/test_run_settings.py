@@ -96,7 +96,8 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "export_npy": ("npy", InvalidTypeError),
     "collectors": ("threads", InvalidValueError), "rotate_bytes": (1, InvalidValueError),
     "rotate_s": (0, InvalidValueError), "delivery": ("lost", InvalidValueError),
-    "overload": ("raise", InvalidValueError), "raise_exception": (1, InvalidTypeError),
+    "overload": ("raise", InvalidValueError), "ship_bytes": (-1, InvalidValueError),
+    "raise_exception": (1, InvalidTypeError),
 }  # fmt: skip
 
 
