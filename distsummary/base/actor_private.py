@@ -1,7 +1,9 @@
 """Private names of Ray, each with what happens in a version that has none or another."""
 
 import contextlib
+import functools
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -11,8 +13,11 @@ from typing import Any
 import ray
 import ray.exceptions
 
+from distsummary.base.guard import Guard
 from distsummary.base.health import note_absent
 from distsummary.base.private import private
+
+TRIAL_S = 5.0  # how long the end of a trial waits for its function, which may compute until its next report
 
 _QUOTED = re.compile(r"^Original exception \(string repr\):\n(.*?)\n+traceback: ", re.S | re.M)
 
@@ -53,6 +58,32 @@ def forbid_start() -> None:
 
     if auto_init_hook.enable_auto_connect is True:
         auto_init_hook.enable_auto_connect = _OutsideOwnThreads()
+
+
+@private(
+    "ray.train._internal.session._TrainSession.finish",
+    "the last values of a trial that Ray Tune stops may not be written",
+    lambda close: None,
+)
+def close_with_trial(close: Callable[[], object]) -> None:
+    """Call `close` when Ray Tune stops the trial of this process, which Ray kills 0.2 s later."""
+    module: Any = sys.modules.get("ray.train._internal.session")
+    if module is None or hasattr(finish := module._TrainSession.finish, "__wrapped__"):
+        return
+
+    @functools.wraps(finish)
+    def finish_and_close(self: Any, timeout: float | None = None) -> Any:
+        try:
+            return finish(self, timeout)
+        finally:
+            # With a timeout of 0, the process ends; else it may run the next trial.
+            if timeout == 0:
+                # The function is left by SystemExit, so a run of a `with` block ends by itself.
+                if self.training_started and self.training_thread.is_alive():
+                    threading.Thread.join(self.training_thread, TRIAL_S)
+                Guard().call("the end of a trial", close)
+
+    module._TrainSession.finish = finish_and_close
 
 
 @private("ray._private.worker.global_worker", "", lambda: True)

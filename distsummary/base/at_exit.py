@@ -27,7 +27,10 @@ _registered: bool | None = None  # whether that was in Ray; None: not yet
 
 
 def close_at_exit(close: Callable[[], object]) -> None:
-    """Call a bound method when the interpreter ends, if its object still is; again: before the others."""
+    """Call a bound method when the interpreter ends, if its object still is; again: before the others.
+
+    The end of a trial of Ray Tune counts as that of the interpreter.
+    """
     global _registered
     # The newest handler runs first: registered again after Ray's handlers, this one runs before them.
     now = in_ray()
@@ -35,6 +38,11 @@ def close_at_exit(close: Callable[[], object]) -> None:
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         _registered = now
+    if now:
+        # Ray is imported only where it is used.
+        from distsummary.base.actor_private import close_with_trial
+
+        close_with_trial(_close_all)
     is_closed(close)
     _open.append(weakref.WeakMethod(close, _open.remove))
 
