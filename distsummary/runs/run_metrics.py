@@ -30,6 +30,7 @@ class RunMetric(NamedTuple):
     """A tag in a table of runs: its last value and that one's step, its best finite value and the step.
 
     `better`: "min" or "max"; empty where that is unknown, and then `best` and `best_step` are None.
+    `nan_step`: the step of the first value that is NaN or infinite; None if all are finite.
     """
 
     last: float
@@ -37,6 +38,7 @@ class RunMetric(NamedTuple):
     better: str = ""
     best: float | None = None
     best_step: int | None = None
+    nan_step: int | None = None
 
 
 def metric_of(steps: Array, values: Array, direction: str) -> RunMetric:
@@ -46,11 +48,13 @@ def metric_of(steps: Array, values: Array, direction: str) -> RunMetric:
         steps, values: (n,), n > 0, in recording order. direction: see `better`.
     """
     last, step = _shortest(values[-1]), int(steps[-1])
-    finite = np.flatnonzero(np.isfinite(values)) if direction else ()
-    if not len(finite):
-        return RunMetric(last, step, direction)
+    is_finite = np.isfinite(values)
+    finite = np.flatnonzero(is_finite)
+    nan_step = int(steps[np.argmin(is_finite)]) if len(finite) < len(values) else None
+    if not direction or not len(finite):
+        return RunMetric(last, step, direction, nan_step=nan_step)
     at = finite[(np.argmin if direction == "min" else np.argmax)(values[finite])]
-    return RunMetric(last, step, direction, _shortest(values[at]), int(steps[at]))
+    return RunMetric(last, step, direction, _shortest(values[at]), int(steps[at]), nan_step)
 
 
 def spark_of(values: Array) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from distsummary.format.own_tags import is_own
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
-from distsummary.rundir.states import read_run
+from distsummary.rundir.states import AttemptState, read_run
 from distsummary.runs.attempt_times import attempt_times
 from distsummary.runs.cost import bill
 from distsummary.runs.facts import Fact, flat
@@ -29,7 +29,7 @@ from distsummary.runs.recorded_run import NO_MANIFEST, open_run
 from distsummary.runs.run_metrics import RunMetric, better, metric_of, spark_of
 from distsummary.runs.show import interest, is_loss
 from distsummary.runs.status import Status, read_status
-from distsummary.runs.status_text import behind_ranks, causes, findings_of, stuck_in_short
+from distsummary.runs.status_text import behind_ranks, by_gravity, causes, findings_of, stuck_in_short
 
 MOST_TAGS = 64  # of a run that are columns, by interest
 MOST_SETTINGS = 256  # of its config
@@ -48,10 +48,11 @@ class RunRow:
         state: as `distsummary status` reports it; "no run.json" for files that a SummaryRecord wrote alone,
             "unreadable" if the run.json cannot be read.
         is_healthy: whether `distsummary status` exits with 0; None without a run.json.
-        level, findings: the level of what is wrong with it ("error", "warning" or empty), and how many such
-            findings there are. finding: what is wrong, in words. lost_s: seconds that the findings cost.
+        level: of what is wrong with it, "error", "warning" or empty. causes: of its findings, each once, the
+            gravest first. finding: what is wrong, in words. lost_s: seconds that the findings cost.
         ranks: the world size. attempts: how many. step: the newest one. None if unknown.
-        started: seconds since the epoch. duration_s: seconds from then to the last sign of life.
+        started: seconds since the epoch. duration_s: seconds from then to the last sign of life. rank_s: the
+            seconds of all ranks together, over all attempts, without the time between attempts.
         goodput: the share of kept training in that; None if no step was timed.
         commit: its first 12 digits, with "+" if the working tree had changes. host: of its ranks.
         size_bytes: of all its files but indexes, which readers write.
@@ -71,7 +72,7 @@ class RunRow:
     notes: str = ""
     is_healthy: bool | None = None
     level: str = ""
-    findings: int = 0
+    causes: tuple[str, ...] = ()
     finding: str = ""
     lost_s: float | None = None
     ranks: int | None = None
@@ -79,6 +80,7 @@ class RunRow:
     step: int | None = None
     started: float | None = None
     duration_s: float | None = None
+    rank_s: float | None = None
     goodput: float | None = None
     commit: str | None = None
     host: str | None = None
@@ -137,8 +139,6 @@ def row_of(row: RunRow, status: Status) -> RunRow:
     if status.earlier:
         notes.append(f"{numbered(status.earlier, 'finding')} of earlier attempts")
     began = min(attempt.started for attempt in run.attempts)
-    # A run that has ended lasted until its last sign of life.
-    last_seen = status.now - min((rank.last_seen_s for rank in newest.ranks), default=0.0)
     hosts = sorted({rank.host for rank in newest.ranks if rank.host})
     more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
     return replace(
@@ -146,14 +146,17 @@ def row_of(row: RunRow, status: Status) -> RunRow:
         state=run.state,
         is_healthy=status.is_healthy,
         level=status.level,
-        findings=len(status.findings),
+        causes=tuple(dict.fromkeys(one.cause for one in by_gravity(status.findings))),
         finding="; ".join(notes),
         lost_s=sum(one.lost_s for one in status.findings),
         ranks=newest.world_size,
         attempts=sum(one.role == newest.role for one in run.attempts),
         step=status.step,
         started=_seconds(began),
-        duration_s=_seconds(max(0.0, (status.now if run.state == "running" else last_seen) - began)),
+        duration_s=_seconds(max(0.0, _ended(newest, status.now) - began)),
+        rank_s=_seconds(
+            sum(one.world_size * max(0.0, _ended(one, status.now) - one.started) for one in run.attempts)
+        ),
         host=", ".join(hosts[:_MOST_HOSTS]) + more or None,
     )
 
@@ -252,6 +255,13 @@ def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunR
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         row = _noting(row, f"damaged: {problems[0]}{more}")
     return replace(row, goodput=goodput, is_whole=True)
+
+
+def _ended(attempt: AttemptState, now: float) -> float:
+    """Until when an attempt lasted: now, or else its last sign of life; in seconds since the epoch."""
+    return now - (
+        0.0 if attempt.state == "running" else min((one.last_seen_s for one in attempt.ranks), default=0.0)
+    )
 
 
 def _labelled(row: RunRow, labels: Labels) -> RunRow:

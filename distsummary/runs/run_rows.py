@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 DEPTH = 8  # directories below the given one that are looked into
 ROW = "seg-row.idx"  # as an index of an event file, it is made again when it is gone
-VERSION = 1  # of it
+VERSION = 2  # of it
 PAUSE = 4  # a run that continues is read again after so many times the time that this took
 _MOST_ROW = 1 << 20  # bytes
 _MOST_FILES = 100_000  # of one run that are looked at

@@ -18,12 +18,13 @@ from distsummary.runs.run_rows import RunRows
 from distsummary.runs.show import interest
 from distsummary.runs.table import Column, Table, objects
 
-BEST, BEST_STEP = ":best", ":best_step"  # after the tag of a metric
+BEST, BEST_STEP, NAN_STEP = ":best", ":best_step", ":nan_step"  # after the tag of a metric
 SCALAR = "scalar/"  # before a tag that is called as another column
 # Of RunRow, in their order.
 FIXED = (
-    "name", "path", "state", "level", "finding", "lost_s", "group", "tags", "notes", "ranks", "attempts",
-    "step", "started", "duration_s", "goodput", "commit", "host", "size_bytes", "id",
+    "name", "path", "state", "is_healthy", "level", "causes", "finding", "lost_s", "group", "tags", "notes",
+    "ranks", "attempts", "step", "started", "duration_s", "rank_s", "goodput", "commit", "host",
+    "size_bytes", "id",
 )  # fmt: skip
 LEAST = 12  # characters of a path that are shown
 NOTE_LINES = 2
@@ -38,12 +39,15 @@ def open_runs(directory: str | os.PathLike[str], *, index: bool = True) -> "RunT
     Its columns, which are those of a filter and of `to_pandas()`, too:
 
     - name, path (`open_run` takes it as it is), id, group, tags, notes;
-    - state, level ("error", "warning" or empty), finding (what is wrong, in words), lost_s (what that cost);
-    - ranks, attempts, step, started (seconds since the epoch), duration_s, goodput (the share of kept
-      training), commit (12 digits, "+" for a changed working tree), host, size_bytes;
+    - state, is_healthy (`distsummary status` exits with 0), level ("error", "warning" or empty), causes (of
+      the findings, the gravest first), finding (what is wrong, in words), lost_s (what that cost);
+    - ranks, attempts, step, started (seconds since the epoch), duration_s, rank_s (of all ranks together),
+      goodput (the share of kept training), commit (12 digits, "+" for a changed working tree), host,
+      size_bytes;
     - each setting, such as `config.lr`;
-    - each metric: `eval/accuracy` is its last value, `eval/accuracy:best` its best one and
-      `eval/accuracy:best_step` the step of that.
+    - each metric: `eval/accuracy` is its last value, `eval/accuracy:best` its best one,
+      `eval/accuracy:best_step` the step of that, and `eval/accuracy:nan_step`, if a run has one, the step of
+      the first value that is NaN or infinite.
 
     Where nothing is, a column of numbers has NaN, any other None. Metrics are those of the merged run or,
     before it is merged, of its lowest rank: the user's own tags, up to 64 of a run. What is better is in
@@ -124,7 +128,7 @@ class RunTable(Table):
         """Settings in their order, then metrics by interest, the best of each after its last value."""
         if name.startswith("config."):
             return False, 0
-        tag = name.removesuffix(BEST_STEP).removesuffix(BEST)
+        tag = name.removesuffix(NAN_STEP).removesuffix(BEST_STEP).removesuffix(BEST)
         return True, (*interest(tag), len(name))
 
 
@@ -138,6 +142,8 @@ def cells_of(row: RunRow, directory: str | os.PathLike[str] = "") -> dict[str, A
         cells[name] = metric.last
         if metric.best is not None:
             cells |= {f"{name}{BEST}": metric.best, f"{name}{BEST_STEP}": metric.best_step}
+        if metric.nan_step is not None:
+            cells[f"{name}{NAN_STEP}"] = metric.nan_step
     return cells
 
 

@@ -264,6 +264,11 @@ def findings_of(status: Status, more: str = "") -> str:
     return findings_in_short(shown, more, is_over=is_over)
 
 
+def by_gravity(findings: Iterable[Verdict]) -> list[Verdict]:
+    """The findings, errors first, then by what they cost."""
+    return sorted(findings, key=lambda one: (one.level != ERROR, *weight(one)))
+
+
 def findings_in_short(findings: Sequence[Verdict], more: str = "", *, is_over: bool = False) -> str:
     """Such as: 2 findings: ranks 0 and 1 receive the same batches; rank 2 hung at step 7. Empty if none.
 
@@ -271,7 +276,7 @@ def findings_in_short(findings: Sequence[Verdict], more: str = "", *, is_over: b
         more: a word before "finding". is_over: no rank runs any more.
     """
     parts = []
-    for one in sorted(findings, key=lambda one: (one.level != ERROR, *weight(one))):
+    for one in by_gravity(findings):
         if one.cause == MESSAGE:
             parts.append(f"{cut(one.evidence, MESSAGE_WIDTH)} (step {one.since_step:,})")
             continue

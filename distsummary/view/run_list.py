@@ -13,8 +13,8 @@ def run_list(table: RunTable) -> dict[str, Any]:
     """The table for JSON; of R runs, each list has R elements.
 
     `columns`: name -> values, None where nothing is. `better`: column -> "min" or "max". `spark`: the curve
-    of the loss. `is_healthy`: None if that is unknown. `pending`: how many rows are without what the event
-    files say. `problems`: what is no column. `most`: how many runs can be compared.
+    of the loss. `pending`: how many rows are without what the event files say. `problems`: what is no column.
+    `most`: how many runs can be compared.
     """
     cells = [table.cells(place) for place in range(len(table))]
     rows: Sequence[RunRow] = table.rows
@@ -22,7 +22,6 @@ def run_list(table: RunTable) -> dict[str, Any]:
         "columns": {name: [_plain(one.get(name)) for one in cells] for name in table.columns},
         "better": table.better,
         "spark": [[_plain(value) for value in row.spark] for row in rows],
-        "is_healthy": [row.is_healthy for row in rows],
         "pending": sum(not row.is_whole for row in rows),
         "problems": table.problems,
         "most": MOST + 1,

@@ -102,6 +102,16 @@ def test_the_list_is_sorted_filtered_and_worked_by_keys(served):
     page.locator("#summary", has_text="1 of 2 runs").wait_for(timeout=ENDED)
     assert page.evaluate(names) == ["slow"]
     assert violations(page) == []
+    page.locator("#filter").fill("")
+    page.get_by_role("button", name="2 with findings").click()
+    page.get_by_label("group by").select_option("state")
+    row = page.locator(".groups tbody tr", has_text="state unreadable")
+    assert row.locator("td.number").first.inner_text() == "2"
+    row.get_by_role("button", name="state unreadable").click()
+    page.locator("#summary", has_text="2 runs").wait_for(timeout=ENDED)
+    assert page.locator("#filter").input_value() == "(level or is_healthy == false) and state == 'unreadable'"
+    page.locator("#filter").fill("name == 'slow'")
+    page.locator("#summary", has_text="1 of 2 runs").wait_for(timeout=ENDED)
     page.locator(".runs tbody th a").focus()
     page.keyboard.press("Enter")
     page.wait_for_selector("main[data-route=answer]")

@@ -21,7 +21,7 @@ from distsummary.runs.run_metrics import RunMetric, better
 from distsummary.runs.run_row import RunRow, row_of
 from distsummary.runs.run_rows import ROW, RunRows
 from distsummary.runs.run_table import RunTable, as_json, open_runs, text_of
-from tests.unit.runs.states import attempt_state, rank_state, status_of
+from tests.unit.runs.states import BEGAN, attempt_state, rank_state, status_of
 
 
 def record(path, steps=3, **given):
@@ -231,6 +231,25 @@ def test_a_run_is_a_row_of_what_was_set_and_what_came_out(tmp_path):
     assert table["id"].tolist() == [ds.open_run(path).id for path in table["path"]]
     frame = pytest.importorskip("pandas") and table.to_pandas()
     assert frame["config.seed"].tolist()[1] == 7.0
+
+
+def test_a_metric_has_the_step_of_its_first_value_that_is_not_finite(tmp_path):
+    for name, broken in (("a", math.nan), ("b", -math.inf), ("c", 0.5)):
+        with ds.init(tmp_path / name, quiet=True) as run:
+            for step in run.steps(range(1, 6)):
+                run.log(loss=broken if step in (3, 4) else 1.0, tokens=7.0)
+    table = ds.open_runs(tmp_path)
+    assert {name for name in table.columns if name.endswith(":nan_step")} == {"loss:nan_step"}
+    found = dict(zip(table["name"].tolist(), table["loss:nan_step"].tolist(), strict=True))
+    assert (found["a"], found["b"], math.isnan(found["c"])) == (3.0, 3.0, True)
+    assert sorted(table.where("'nan' in causes")["name"].tolist()) == ["a", "b"]
+
+
+def test_all_ranks_and_attempts_are_paid_for():
+    first = attempt_state([rank_state(0, "failed", last_seen_s=3000.0)] * 2, "failed", started=BEGAN)
+    second = attempt_state([rank_state(0, attempt=1)] * 4, attempt=1, started=BEGAN + 1120)
+    row = row_of(RunRow(path="run", folder="run", state=""), status_of(first, second))
+    assert (row.duration_s, row.rank_s) == (3120.0, 2 * 120.0 + 4 * 2000.0)
 
 
 def test_runs_are_filtered_and_sorted_the_best_first(tmp_path):

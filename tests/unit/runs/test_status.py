@@ -314,7 +314,7 @@ def test_verdicts_that_were_reported_of_a_run_are_counted_and_an_alert_is_no_mer
     assert (status.exit_code, status.step, status.merged_step) == (0, 3, 3)
     [row] = RunRows(tmp_path).read()
     assert (row.step, row.finding) == (3, "1 finding: rank 1 hung at step 4")
-    assert (row.level, row.findings, row.is_healthy) == ("warning", 1, True)
+    assert (row.level, row.causes, row.is_healthy) == ("warning", ("hang",), True)
 
 
 def test_a_run_that_was_asked_to_end_has_no_cause_to_mend():

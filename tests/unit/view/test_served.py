@@ -211,7 +211,7 @@ def test_the_list_has_the_columns_of_the_runs_and_is_filtered(tmp_path, monkeypa
     rows = dict(zip(found["columns"]["path"], found["columns"]["loss"], strict=True))
     assert rows == {"a": 0.5, "b": "NaN"}
     assert [len(values) for values in found["columns"].values()] == [2] * len(found["columns"])
-    assert (found["better"]["loss"], found["pending"], found["is_healthy"]) == ("min", 0, [None, None])
+    assert (found["better"]["loss"], found["pending"]) == ("min", 0)
     assert {tuple(one) for one in found["spark"]} == {(0.5,) * 5, ("NaN",) * 5}
     assert json.loads(gzip.decompress(served.filtered("loss < 1 and name ~ 'A'").data)) == ["a"]
     with pytest.raises(FilterError, match="there is no column 'los'; the nearest are loss"):

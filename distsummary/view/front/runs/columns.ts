@@ -5,17 +5,22 @@ import { given, lasting, moment, number, percent, whole } from "../base/format"
 export type Cell = string | number | boolean | string[] | null
 export interface Listing {
   directory: string; note: string; columns: Record<string, Cell[]>; better: Record<string, string>; spark: (number | string | null)[][]
-  is_healthy: (boolean | null)[]; pending: number; problems: string[]; most: number
+  pending: number; problems: string[]; most: number
 }
 export interface Group { key: string; rows: number[] }
 export interface Sort { column: string; isDown: boolean }
 
-const FALLING = ["started", "duration_s", "goodput", "size_bytes", "step", "ranks", "attempts", "lost_s"] // the largest first
+const SUMS = ["rank_s", "size_bytes", "lost_s"] // what a group costs is what its runs cost together
+const FALLING = ["started", "duration_s", "rank_s", "goodput", "size_bytes", "step", "ranks", "attempts", "lost_s"] // the largest first
 const SETTINGS = 5 // that are shown at first
 export const OFF = new Set<Cell>(["NaN", "Infinity", "-Infinity"]) // numbers that JSON does not have
 
+const PLAIN = /^(?!(and|or|not|in|true|false|none|nan|inf)$)[a-z_][\w./:@%#*-]*$/i // a name that a filter has without quotes
+
+export const quoted = (text: string): string => `'${text.replace(/['\\]/g, "\\$&")}'`
 export const short = (name: string): string => name.replace(/^config\./, "")
 export const has = (list: Listing, name: string): boolean => Object.hasOwn(list.columns, name)
+export const isSum = (name: string): boolean => SUMS.includes(name)
 export const isSetting = (name: string): boolean => name.startsWith("config.")
 export const isMetric = (list: Listing, name: string): boolean => Object.keys(list.columns).indexOf(name) > Object.keys(list.columns).indexOf("id") && !isSetting(name)
 
@@ -26,7 +31,7 @@ export const differs = (column: Cell[], rows: number[]): boolean => rows.some((r
 
 // The loss and the best of the first other metric that has one.
 export function leading(list: Listing): { loss: string | null; metric: string | null } {
-  const metrics = Object.keys(list.columns).filter((name) => isMetric(list, name) && !/:best(_step)?$/.test(name) && list.better[name])
+  const metrics = Object.keys(list.columns).filter((name) => isMetric(list, name) && !/:(best|best_step|nan_step)$/.test(name) && list.better[name])
   const loss = metrics.find((name) => /(^|[/_])loss([/_]|$)/.test(name)) ?? null
   const metric = metrics.find((name) => name !== loss && !/loss/.test(name)) ?? metrics.find((name) => name !== loss)
   return { loss, metric: metric && has(list, `${metric}:best`) ? `${metric}:best` : metric ?? null }
@@ -37,7 +42,7 @@ export function usual(list: Listing): string[] {
   const rows = allRows(list)
   const { loss, metric } = leading(list)
   const settings = Object.keys(list.columns).filter((name) => isSetting(name) && differs(list.columns[name], rows)).slice(0, SETTINGS)
-  return ["state", ...settings, ...(loss ? [loss] : []), ...(metric ? [metric] : []), "goodput", "duration_s", ...(metric || loss ? [] : ["started"])]
+  return ["state", ...(differs(list.columns.group ?? [], rows) ? ["group"] : []), ...settings, ...(loss ? [loss] : []), ...(metric ? [metric] : []), "goodput", "duration_s", ...(metric || loss ? [] : ["started"])]
 }
 
 // "-loss" is the loss from its largest value down. Without a column that is there, the newest run is first.
@@ -67,11 +72,27 @@ export function grouped(list: Listing, rows: number[], by: string[]): Group[] {
   return [...groups.values()]
 }
 
+// A filter for the runs that have the values of a row in some columns, and for which another one holds.
+export function alike(list: Listing, row: number, by: string[], other = ""): string {
+  const parts = by.map((name) => {
+    const value = list.columns[name][row], column = PLAIN.test(name) ? name : quoted(name)
+    if (Array.isArray(value)) return value.map((one) => `${quoted(one)} in ${name}`).join(" and ") || `not ${name}`
+    return `${column} == ${value == null ? "none" : value === "NaN" ? "nan" : typeof value === "string" ? quoted(value) : value}`
+  })
+  return [...(other.trim() ? [`(${other.trim()})`] : []), ...parts].join(" and ")
+}
+
 export interface Spread { mean: number; low: number; high: number; count: number }
 export function spreadOf(column: Cell[], rows: number[]): Spread | null {
   const values = rows.map((row) => column[row]).filter((one): one is number => typeof one === "number")
   if (!values.length) return null
   return { mean: values.reduce((sum, one) => sum + one, 0) / values.length, low: Math.min(...values), high: Math.max(...values), count: values.length }
+}
+
+// What stands for a group in a column: the sum of costs, the mean of other numbers, the value of the first run.
+export function valueOf(list: Listing, name: string, rows: number[]): Cell {
+  const column = list.columns[name], spread = isNumeric(column) ? spreadOf(column, rows) : null
+  return isNumeric(column) ? (spread && (isSum(name) ? spread.mean * spread.count : spread.mean)) : column[rows[0]]
 }
 
 // Which share of a metric's variance over the runs the values of each setting account for, the largest first: the
@@ -102,7 +123,7 @@ export function said(name: string, value: Cell): string {
   if (name === "goodput") return percent(value)
   if (name.endsWith("_s") && !isSetting(name)) return lasting(value)
   if (name === "size_bytes") return value >= 1e9 ? `${number(value / 1e9, 3)} GB` : `${number(value / 1e6, 3)} MB`
-  if (name.endsWith(":best_step") || ["step", "ranks", "attempts"].includes(name)) return whole(value)
+  if (/:(best|nan)_step$/.test(name) || ["step", "ranks", "attempts"].includes(name)) return whole(value)
   return isSetting(name) ? given(value) : number(value, 4)
 }
 

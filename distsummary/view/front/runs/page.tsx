@@ -7,7 +7,7 @@ import { isPaused } from "../base/follow"
 import { list as listIn, put, text as textIn } from "../base/hash"
 import { ask, send } from "../base/source"
 import { changeTheme, said as saidOfServer } from "../base/store"
-import { allRows, compared, differs, firstSort, grouped, has, isMetric, isNumeric, isSetting, leading, readSort, said, spreadOf, usual, writtenSort, type Cell, type Listing } from "./columns"
+import { alike, allRows, compared, differs, firstSort, grouped, has, isMetric, isNumeric, isSetting, isSum, leading, quoted, readSort, said, short, spreadOf, usual, valueOf, writtenSort, type Cell, type Listing } from "./columns"
 import { Explained, Parallel, Scatter, Spark } from "./plots"
 
 const AT_ONCE = 100 // rows
@@ -20,7 +20,9 @@ const where = textIn("q"), sorting = textIn("sort"), columnsChosen = listIn("col
 const chosenPaths = listIn("runs")
 const found = signal<Set<string> | null>(null) // the paths for which the filter holds; null: all
 const wrong = signal("") // about the filter
-const SEED = "\u0002" // groups by all settings that differ but the seed
+const ODD = "level or is_healthy == false" // a filter for the runs with something wrong
+const TAGS = 12 // that are offered above the table
+const BUT = "\u0002" // before a setting: groups by all others that differ; alone: by all but the seed
 
 const keep = (name: string, values: string[]): void => put({ [name]: values.join("\u0001") })
 const chosen = computed(() => new Set(chosenPaths.value))
@@ -32,9 +34,11 @@ const rows = computed(() => {
   const shown = allRows(listing.value).filter((row) => !found.value || found.value.has(columns.path[row] as string))
   return shown.sort((a, b) => compared(columns[column][a], columns[column][b], isDown) || compared(columns.path[a], columns.path[b], false))
 })
+const differing = computed(() => Object.keys(listing.value.columns).filter((name) => isSetting(name) && differs(listing.value.columns[name], allRows(listing.value))))
 const groupColumns = computed(() => {
-  if (groupBy.value !== SEED) return has(listing.value, groupBy.value) ? [groupBy.value] : []
-  return Object.keys(listing.value.columns).filter((name) => isSetting(name) && !/seed/i.test(name) && differs(listing.value.columns[name], allRows(listing.value)))
+  if (!groupBy.value.startsWith(BUT)) return has(listing.value, groupBy.value) ? [groupBy.value] : []
+  const left = groupBy.value.slice(BUT.length)
+  return differing.value.filter((name) => (left ? name !== left : !/seed/i.test(name)))
 })
 
 // Asks which runs the filter holds for, again when there are other runs.
@@ -67,33 +71,37 @@ function Columns() {
   )
 }
 
-function Choice({ label, value, names, first, pick }: { label: string; value: string; names: string[]; first: [string, string][]; pick: (name: string) => void }) {
+function Choice({ label, value, names, first, last = [], pick }: { label: string; value: string; names: string[]; first: [string, string][]; last?: [string, string][]; pick: (name: string) => void }) {
   return (
     <label class="choose-column"><span>{label}</span>
       <select value={value} onChange={(event) => pick(event.currentTarget.value)}>
         {first.map(([name, text]) => <option key={name} value={name}>{text}</option>)}
         {names.map((name) => <option key={name} value={name}>{name}</option>)}
+        {last.map(([name, text]) => <option key={name} value={name}>{text}</option>)}
       </select>
     </label>
   )
 }
 
 function Summary() {
-  const { columns, pending, is_healthy: healthy } = listing.value
+  const { columns, pending } = listing.value
   const all = allRows(listing.value).length, shown = rows.value
-  const running = shown.filter((row) => columns.state[row] === "running").length, odd = shown.filter((row) => columns.level[row] || healthy[row] === false).length
-  const spent = shown.reduce((sum, row) => sum + Number(columns.ranks[row] ?? 0) * Number(columns.duration_s[row] ?? 0), 0)
-  const parts = [shown.length === all ? counted(all, "run") : `${whole(shown.length)} of ${counted(all, "run")}`, odd ? `${whole(odd)} with findings` : "", running ? `${whole(running)} running` : "", spent ? `${lasting(spent)} of rank time` : "", pending ? `reading ${counted(pending, "more run")}` : ""]
-  return <span class="quiet" id="summary" role="status">{parts.filter(Boolean).join(" · ")}</span>
+  const running = shown.filter((row) => columns.state[row] === "running").length, odd = shown.filter((row) => columns.level[row] || columns.is_healthy[row] === false).length
+  const spent = Number((shown.length && valueOf(listing.value, "rank_s", shown)) || 0)
+  const began = shown.flatMap((row) => (typeof columns.started[row] === "number" ? [columns.started[row] as number] : []))
+  const ended = shown.map((row) => Number(columns.started[row] ?? 0) + Number(columns.duration_s[row] ?? 0))
+  const cost = spent ? `${lasting(spent)} of rank time${began.length > 1 ? ` within ${lasting(Math.max(...ended) - Math.min(...began))}` : ""}` : ""
+  const parts = [shown.length === all ? counted(all, "run") : `${whole(shown.length)} of ${counted(all, "run")}`, odd ? <button class="link" title="only these" onClick={() => put({ q: ODD })}>{`${whole(odd)} with findings`}</button> : "", running ? `${whole(running)} running` : "", cost, pending ? `reading ${counted(pending, "more run")}` : ""]
+  return <span class="quiet" id="summary" role="status">{parts.filter(Boolean).map((part, at) => <>{at ? " · " : ""}{part}</>)}</span>
 }
 
 function Pictures() {
   const list = listing.value
   const { loss, metric } = leading(list)
-  const differing = Object.keys(list.columns).filter((name) => isSetting(name) && differs(list.columns[name], rows.value))
-  const names = [...differing.slice(0, AXES - 2), ...(loss ? [loss] : []), ...(metric ? [metric] : [])]
+  const settings = differing.value.filter((name) => differs(list.columns[name], rows.value))
+  const names = [...settings.slice(0, AXES - 2), ...(loss ? [loss] : []), ...(metric ? [metric] : [])]
   const plotted = Object.keys(list.columns).filter((name) => isNumeric(list.columns[name]) || isSetting(name))
-  const x = has(list, across.value) ? across.value : differing[0] ?? "duration_s", y = has(list, up.value) ? up.value : metric ?? loss ?? "goodput"
+  const x = has(list, across.value) ? across.value : settings[0] ?? "duration_s", y = has(list, up.value) ? up.value : metric ?? loss ?? "goodput"
   const open = (path: string): void => { location.search = `?${new URLSearchParams({ run: path })}` }
   const kind = picture.value || "parallel"
   if (allRows(list).length < 3) return null
@@ -135,7 +143,7 @@ function NameOf({ row, open }: { row: number; open: () => void }) {
     <th scope="row">
       <a href={`?${new URLSearchParams({ run: path })}`}>{name}</a>
       {canEdit.value && <button class="link edit" aria-label={`edit ${name}`} onClick={open}>✎</button>}
-      {((columns.tags[row] as string[] | null) ?? []).map((tag) => <button key={tag} class="label" title={`only runs with ${tag}`} onClick={() => put({ q: `'${tag.replace(/['\\]/g, "\\$&")}' in tags` })}>{tag}</button>)}
+      {((columns.tags[row] as string[] | null) ?? []).map((tag) => <button key={tag} class="label" title={`only runs with ${tag}`} onClick={() => put({ q: `${quoted(tag)} in tags` })}>{tag}</button>)}
       {(isTwice || name !== path.split("/").at(-1)) && <div class="quiet path">{path}</div>}
       {columns.notes[row] && <div class="quiet path" title={String(columns.notes[row])}>{String(columns.notes[row])}</div>}
     </th>
@@ -216,17 +224,20 @@ function Rows() {
 const spreadSaid = (name: string, values: Cell[], members: number[]): preact.ComponentChildren => {
   const spread = isNumeric(values) ? spreadOf(values, members) : null
   if (!spread) { const texts = [...new Set(members.map((row) => said(name, values[row])))]; return texts.length > 3 ? `${texts.length} different` : texts.join(", ") }
-  return spread.low === spread.high ? said(name, spread.mean) : <>{said(name, spread.mean)}<div class="quiet">{said(name, spread.low)} to {said(name, spread.high)}</div></>
+  if (isSum(name)) return said(name, spread.mean * spread.count)
+  if (spread.low === spread.high) return said(name, spread.low)
+  const range = `${said(name, spread.low)} to ${said(name, spread.high)}`
+  return isSetting(name) ? range : <>{said(name, spread.mean)}<div class="quiet">{range}</div></>
 }
 
 function Groups() {
   const { columns: values } = listing.value
-  const shown = columns.value.filter((name) => !groupColumns.value.includes(name) && !(groupBy.value === SEED && isSetting(name)))
+  const shown = ["rank_s", ...columns.value].filter((name, at, all) => !groupColumns.value.includes(name) && !(groupBy.value.startsWith(BUT) && isSetting(name)) && all.indexOf(name) === at)
   const { metric } = leading(listing.value)
   // Of groups, the best one is first.
   const { column, isDown } = sorting.value || !metric ? sort.value : firstSort(metric, listing.value)
-  const mean = (members: number[]): Cell => (isNumeric(values[column]) ? spreadOf(values[column], members)?.mean ?? null : values[column][members[0]])
-  const groups = grouped(listing.value, rows.value, groupColumns.value).sort((a, b) => compared(mean(a.rows), mean(b.rows), isDown))
+  const groups = grouped(listing.value, rows.value, groupColumns.value).sort((a, b) => compared(valueOf(listing.value, column, a.rows), valueOf(listing.value, column, b.rows), isDown))
+  const best = (members: number[]): number => members.reduce((least, row) => (compared(values[metric!][row], values[metric!][least], firstSort(metric!, listing.value).isDown) < 0 ? row : least))
   const all = (members: number[]): boolean => members.every((row) => chosen.value.has(values.path[row] as string))
   const choose = (members: number[]): void => {
     const paths = members.map((row) => values.path[row] as string)
@@ -234,14 +245,25 @@ function Groups() {
   }
   return (
     <div class="wide-table"><table class="runs groups">
-      <thead><tr><th><span class="unseen">compare</span></th><th scope="col">group</th><th scope="col" class="number">runs</th>{shown.map((name) => <th key={name} scope="col" class={isNumeric(values[name]) ? "number" : ""} aria-sort={column === name ? (isDown ? "descending" : "ascending") : "none"}><button class="sort" onClick={() => put({ sort: writtenSort(column === name ? { column, isDown: !isDown } : firstSort(name, listing.value)) })}>{broken(name)}</button></th>)}</tr></thead>
+      <thead><tr><th><span class="unseen">compare</span></th><th scope="col">group</th><th scope="col" class="number">runs</th>{metric && <th scope="col">best run</th>}{shown.map((name) => <th key={name} scope="col" class={isNumeric(values[name]) ? "number" : ""} aria-sort={column === name ? (isDown ? "descending" : "ascending") : "none"}><button class="sort" onClick={() => put({ sort: writtenSort(column === name ? { column, isDown: !isDown } : firstSort(name, listing.value)) })}>{broken(name)}</button></th>)}</tr></thead>
       <tbody>{groups.map(({ key, rows: members }) => <tr key={key} class={all(members) ? "picked" : ""}>
         <td><input type="checkbox" aria-label={`compare the runs of ${key}`} checked={all(members)} onChange={() => choose(members)} /></td>
-        <th scope="row">{key}</th><td class="number">{whole(members.length)}</td>
+        <th scope="row"><button class="link" title="only these runs" onClick={() => put({ by: null, sort: metric && writtenSort(firstSort(metric, listing.value)), q: alike(listing.value, members[0], groupColumns.value, where.value) })}>{key}</button></th><td class="number">{whole(members.length)}</td>
+        {metric && <td class="words"><a href={`?${new URLSearchParams({ run: values.path[best(members)] as string })}`}>{String(values.name[best(members)])}</a></td>}
         {shown.map((name) => <td key={name} class={isNumeric(values[name]) ? "number" : "words"}>{spreadSaid(name, values[name], members)}</td>)}
       </tr>)}</tbody>
     </table></div>
   )
+}
+
+// The tags that runs have, the most common first; one or none is chosen.
+function Tags() {
+  const { columns } = listing.value
+  const counts = new Map<string, number>()
+  for (const tag of (columns.tags as (string[] | null)[]).flatMap((one) => one ?? [])) counts.set(tag, (counts.get(tag) ?? 0) + 1)
+  if (!counts.size) return null
+  const filterOf = (tag: string): string => `${quoted(tag)} in tags`
+  return <span class="chips tags" role="group" aria-label="tags">tags {[...counts].sort((a, b) => b[1] - a[1]).slice(0, TAGS).map(([tag, count]) => <button key={tag} class="label" aria-pressed={where.value === filterOf(tag)} onClick={() => put({ q: where.value === filterOf(tag) ? null : filterOf(tag) })}>{`${tag} ${whole(count)}`}</button>)}</span>
 }
 
 function Compare() {
@@ -259,7 +281,8 @@ function Compare() {
 
 export function Runs() {
   const { directory, note, problems, columns: values } = listing.value
-  const groupable = Object.keys(values).filter((name) => isSetting(name) || ["group", "state", "commit", "host"].includes(name))
+  const groupable = Object.keys(values).filter((name) => isSetting(name) || ["group", "state", "causes", "commit", "host"].includes(name))
+  const but: [string, string][] = differing.value.length > 1 ? [BUT, ...differing.value.map((name) => BUT + name)].map((name) => [name, `settings but ${short(name.slice(BUT.length)) || "the seed"}`]) : []
   const [reason, ...pointed] = wrong.value.split("\n")
   return (
     <div class="page list">
@@ -267,7 +290,7 @@ export function Runs() {
         <h1>{directory.split("/").pop() || directory}</h1><Summary />
         <span class="end">
           <Columns />
-          <Choice label="group by" value={groupBy.value} names={groupable} first={[["", "-"], [SEED, "settings but the seed"]]} pick={(name) => put({ by: name })} />
+          <Choice label="group by" value={groupBy.value} names={groupable} first={[["", "-"], ...but.slice(0, 1)]} last={but.slice(1)} pick={(name) => put({ by: name })} />
           <button id="live" aria-pressed={!isPaused.value} title="key p" onClick={() => { isPaused.value = !isPaused.value }}>live</button>
           <button title="key d" aria-label="dark or light" onClick={changeTheme}>◐</button>
         </span>
@@ -276,7 +299,7 @@ export function Runs() {
       <main>
         <div class="filter">
           <input type="search" id="filter" spellcheck={false} autocomplete="off" placeholder="filter  ( / ), such as: config.lr < 0.3 and state == 'finished' and name ~ 'sweep'" aria-label="filter runs" aria-invalid={!!reason} value={where.value} onInput={(event) => put({ q: event.currentTarget.value })} />
-          <Compare />
+          <Compare /><Tags />
         </div>
         {reason && <div class="said" role="alert">{reason}<pre>{pointed.join("\n")}</pre></div>}
         {allRows(listing.value).length ? <><Pictures />{groupColumns.value.length ? <Groups /> : <Rows />}</> : <p class="card">{note}</p>}

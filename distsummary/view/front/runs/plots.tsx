@@ -8,6 +8,7 @@ import { percent } from "../base/format"
 interface Shown { list: Listing; rows: number[]; chosen: Set<string>; open: (path: string) => void }
 type Spot = { x: number; y: number; row: number }
 
+const SHARES = 6 // settings whose share of the variance is given
 const SIDE = 64, TOP = 34, BOTTOM = 24, NEAR = 12 // pixels
 
 // Draws on a canvas as wide as its place; `draw` returns where runs are, so that the pointer finds the nearest.
@@ -17,8 +18,9 @@ function Canvas({ label, height, draw, describe, open, deps }: { label: string; 
   const [width, setWidth] = useState(0)
   const [near, setNear] = useState<Spot | null>(null)
   useEffect(() => {
-    const resized = new ResizeObserver(() => setWidth(place.current!.parentElement!.clientWidth))
-    resized.observe(place.current!.parentElement!)
+    const around = place.current!.parentElement!
+    const resized = new ResizeObserver(() => setWidth(around.clientWidth))
+    resized.observe(around)
     return () => resized.disconnect()
   }, [])
   useEffect(() => {
@@ -142,9 +144,9 @@ export function Scatter({ list, rows, chosen, open, x, y }: Shown & { x: string;
 
 // Which settings account for how much of a metric's variance over the runs.
 export function Explained({ list, rows, metric }: { list: Listing; rows: number[]; metric: string }) {
-  const found = explained(list, rows, metric).filter(([, share]) => share >= 0.01).slice(0, 4)
+  const found = explained(list, rows, metric).slice(0, SHARES)
   if (!found.length) return null
-  return <p class="readout" id="explained">{`${metric} varies with `}{found.map(([name, share], at) => <span key={name}>{at ? ", " : ""}<b>{short(name)}</b>{` ${percent(share)}`}</span>)}{" (share of its variance over these runs)"}</p>
+  return <p class="readout" id="explained">{`${metric} varies with `}{found.map(([name, share], at) => <span key={name}>{at ? ", " : ""}<b>{short(name)}</b>{share >= 0.01 ? ` ${percent(share)}` : " under 1 %"}</span>)}{" (share of its variance over these runs)"}</p>
 }
 
 export function Spark({ values }: { values: (number | string | null)[] }) {

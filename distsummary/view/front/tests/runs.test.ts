@@ -1,11 +1,11 @@
 // The table of many runs: which columns it shows, how its rows are sorted and grouped, what a setting accounts for.
 
 import { describe, expect, test } from "vitest"
-import { allRows, compared, differs, explained, firstSort, grouped, isNumeric, leading, readSort, said, scaleOf, spreadOf, usual, type Listing } from "../runs/columns"
+import { alike, allRows, compared, differs, explained, firstSort, grouped, isNumeric, leading, readSort, said, scaleOf, spreadOf, usual, valueOf, type Listing } from "../runs/columns"
 
 const seeds = [0, 1, 2, 0, 1, 2]
 const list: Listing = {
-  directory: "/runs", note: "", spark: [], is_healthy: [], pending: 0, problems: [], most: 9,
+  directory: "/runs", note: "", spark: [], pending: 0, problems: [], most: 9,
   columns: {
     name: ["a", "b", "c", "d", "e", "f"], path: ["a", "b", "c", "d", "e", "f"], state: Array(6).fill("finished"), started: [1, 2, 3, 4, 5, 6],
     duration_s: Array(6).fill(75), goodput: Array(6).fill(0.5), id: ["1", "2", "3", "4", "5", "6"],
@@ -38,6 +38,15 @@ describe("rows", () => {
     expect(groups.map((one) => [one.key, one.rows])).toEqual([["lr 0.1", [0, 1, 2]], ["lr 0.01", [3, 4, 5]]])
     expect(spreadOf(list.columns["train/loss"], groups[0].rows)).toEqual({ mean: 1.5, low: 1, high: 2, count: 2 })
     expect(spreadOf(list.columns["config.opt"], [0])).toBeNull()
+  })
+  test("a group costs what its runs cost together", () => {
+    const costs = { ...list, columns: { ...list.columns, rank_s: [1, 2, 3, null, null, null] } }
+    expect([valueOf(costs, "rank_s", [0, 1, 2]), valueOf(costs, "rank_s", [3]), valueOf(costs, "train/loss", [0, 1]), valueOf(costs, "config.opt", [1])]).toEqual([6, null, 1.5, "y"])
+  })
+  test("a filter finds the runs of a group", () => {
+    const odd = { ...list, columns: { "config.lr": [0.1], "or": ["it's"], "a b": [null], tags: [["x", "y"]], causes: [[]], "train/loss": ["NaN"] } }
+    expect(alike(odd, 0, ["config.lr", "or", "a b"])).toBe("config.lr == 0.1 and 'or' == 'it\\'s' and 'a b' == none")
+    expect(alike(odd, 0, ["tags", "causes", "train/loss"], "a or b ")).toBe("(a or b) and 'x' in tags and 'y' in tags and not causes and train/loss == nan")
   })
   test("a setting accounts for what its values have in common", () => {
     const found = new Map(explained(list, allRows(list), "eval/acc"))
