@@ -33,6 +33,12 @@ class Definition(NamedTuple):
     best: str | None = None
     unit: str | None = None
 
+    @property
+    def of_ranks(self) -> str:
+        """What the merged run's value is, in words: "sum", or "tokens-weighted mean"."""
+        across = self.across or MEAN
+        return f"{across.removeprefix(WEIGHTED)}-weighted mean" if across.startswith(WEIGHTED) else across
+
 
 class Definitions:
     """The definitions of a run, by tag or glob, in which `*` also matches `/`; see `of`.

@@ -22,7 +22,7 @@ from distsummary.format.own_tags import EVALUATION_TAGS, OWN_MS, STEP_MS, WAIT_M
 from distsummary.runs.cost import Bill
 from distsummary.runs.guides import guide_of
 from distsummary.runs.recorded_run import NO_MANIFEST, NOT_MERGED, RecordedRun, findings, planned_steps
-from distsummary.runs.run_metrics import better
+from distsummary.runs.run_metrics import better, metric_of
 from distsummary.runs.show import is_loss
 from distsummary.runs.table import Matrix
 from distsummary.view.reduce import Array, Band
@@ -166,48 +166,48 @@ class Numbers:
         """The tags that the first screen needs, whatever else is shown."""
         return [tag for tag in (self.loss, self.metric, self.time, self.found["proof"]) if tag]
 
-    def take(self, tag: str, matrix: Matrix, of_all: Band) -> None:
-        """Note what a tag says of the run."""
-        middle = np.asarray(of_all.median, np.float64)
-        there = np.flatnonzero(np.isfinite(middle))
-        if tag == self.loss:
-            self.found["loss"] = _last(tag, matrix, middle, there, of_all)
-        if tag == self.metric:
-            self.found["metric"] = _last(tag, matrix, middle, there, of_all) | _best(
-                tag, matrix.steps, middle, there, self._definitions
-            )
-        if tag == self.time and there.size:
-            kept = middle[there]
+    def take(self, tag: str, matrix: Matrix, of_all: Band, merged: tuple[Array, Array] | None = None) -> None:
+        """Note what a tag says of the run: of loss and metric the merged run's values (`merged`: steps and
+        values), or the median of ranks that are not merged; of step times always the median.
+        """
+        defined = self._definitions.of(tag)
+        steps, values = merged or (matrix.steps, of_all.median)
+        curve = steps, np.asarray(values, np.float64)
+        of = (defined.of_ranks if merged else "median") if matrix.ranks.size > 1 else ""
+        if tag in (self.loss, self.metric):
+            bad = np.flatnonzero(of_all.not_finite)
+            found = {
+                "tag": tag,
+                "unit": defined.unit or "",
+                "ranks": int(matrix.ranks.size),
+                "of": of,
+                "bad_since": int(matrix.steps[bad[0]]) if bad.size else None,
+                "bad_steps": int(bad.size),
+                "steps": int(matrix.steps.size),
+                **_last_and_best(*curve, better(tag, self._definitions)),
+            }
+            self.found |= {name: found for name in ("loss", "metric") if tag == getattr(self, name)}
+        if tag == self.time and (kept := of_all.median[np.isfinite(of_all.median)]).size:
             low, high = np.percentile(kept, [50, 95])
             self.found["time"] = {
                 "tag": tag,
                 "median": float(low),
                 "most": float(high),
-                "steps": int(there.size),
+                "steps": int(kept.size),
             }
 
 
-def _last(tag: str, matrix: Matrix, middle: Array, there: Array, of_all: Band) -> dict[str, Any]:
-    """The newest value; `bad_since`: the first of `bad_steps`, at which a rank had none that is finite."""
-    bad = np.flatnonzero(of_all.not_finite)
-    last = matrix.steps.size - 1
-    is_bad = bool(bad.size and bad[-1] == last and not np.isfinite(middle[last]))
-    at = last if is_bad or not there.size else int(there[-1])
+def _last_and_best(steps: Array, values: Array, direction: str) -> dict[str, Any]:
+    """The newest value (None: it is not finite) and its step; the best finite one, if it is known what is
+    better, and its step.
+
+    Args:
+        steps, values: (n,), n > 0. direction: see `better`.
+    """
+    found = metric_of(steps, values, direction)
     return {
-        "tag": tag,
-        "last": None if not there.size or is_bad else float(middle[at]),
-        "step": int(matrix.steps[at]),
-        "ranks": int(matrix.ranks.size),
-        "bad_since": int(matrix.steps[bad[0]]) if bad.size else None,
-        "bad_steps": int(bad.size),
-        "steps": int(matrix.steps.size),
+        "last": found.last if np.isfinite(found.last) else None,
+        "step": found.step,
+        "best": found.best,
+        "best_step": found.best_step,
     }
-
-
-def _best(tag: str, steps: Array, middle: Array, there: Array, definitions: Definitions) -> dict[str, Any]:
-    """The best value, if it follows from the definition of the tag or its name what is better."""
-    direction = better(tag, definitions)
-    if not there.size or not direction:
-        return {"best": None, "best_step": None}
-    at = there[(np.argmin if direction == "min" else np.argmax)(middle[there])]
-    return {"best": float(middle[at]), "best_step": int(steps[at])}

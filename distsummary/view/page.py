@@ -121,13 +121,11 @@ def _page(
             # The first tags share half of the points, all others the rest.
             is_first = order.index(tag) < _FIRST_TAGS
             share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if is_first else len(shown))
-            curves[tag] = _curve(tag, matrix, of_all, named, share, merged.get(tag)) | {
-                "unit": _unit(tag, definitions)
-            }
+            curves[tag] = _curve(tag, matrix, of_all, named, share, merged.get(tag), definitions)
         # All steps of a tag may have been made again without it.
         if not matrix.steps.size:
             continue
-        numbers.take(tag, matrix, of_all)
+        numbers.take(tag, matrix, of_all, merged.get(tag))
         of_ranks.take(tag, matrix, of_all)
         # The most interesting tag stands for the run in the counts of ranks.
         if counts is None or tag == order[0]:
@@ -219,7 +217,8 @@ def tag_curve(run: RecordedRun, tag: str) -> Page:
     """
     matrix = Matrix(*run.matrix_and_nans(tag))
     of_all = band(matrix.ranks, matrix.values, matrix.nans)
-    return _curve(tag, matrix, of_all, [], _POINTS / 2, _merged_curves(run, [tag]).get(tag))
+    merged = _merged_curves(run, [tag]).get(tag)
+    return _curve(tag, matrix, of_all, [], _POINTS / 2, merged, definitions_of(run))
 
 
 def rank_curve(run: RecordedRun, tag: str, rank: int) -> Page:
@@ -307,8 +306,10 @@ def _curve(
     named: Sequence[int],
     share: float,
     merged: tuple[Array, Array] | None,
+    definitions: Definitions,
 ) -> dict[str, Any]:
-    """One tag: its band over the ranks in columns, the median, and the ranks with lines of their own.
+    """One tag: the merged run, which is `across` the ranks in words; the band over the ranks in columns;
+    their median, and the ranks with lines of their own.
 
     `share`: how many points it may have; the more lines, the fewer columns.
     """
@@ -339,6 +340,7 @@ def _curve(
         own.append({"rank": int(having[at])} | line_of(steps[recorded], values[recorded, at], width))
     return {
         "tag": tag,
+        "unit": _unit(tag, definitions),
         "ranks": int(having.size),
         "points": int(of_all.count.sum()),
         "columns": int(starts.size),
@@ -347,6 +349,7 @@ def _curve(
         "band": bands if having.size > 1 else None,
         "lines": own,
         "merged": line_of(*merged, width) if merged else None,
+        "across": definitions.of(tag).of_ranks,
         "not_finite": int(of_all.not_finite.sum()),
         "first_not_finite": int(steps[bad[0]]) if bad.size else None,
     }

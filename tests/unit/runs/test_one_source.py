@@ -1,4 +1,4 @@
-"""A lost rank has one sentence, one number and one step, whoever shows it."""
+"""A lost rank has one sentence, number and step, and a tag one value of the run, whoever shows it."""
 
 from pathlib import Path
 
@@ -16,8 +16,10 @@ from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.deal import Heartbeat
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
+from distsummary.runs.compare import curves_of
 from distsummary.runs.show import overview
 from distsummary.runs.status import read_status
+from distsummary.view.page import page
 from tests.unit.runs.recording import record
 
 BROKEN = "RuntimeError: Connection closed by peer [10.0.0.1]:9098"
@@ -62,3 +64,34 @@ def test_what_ended_a_training_comes_before_what_followed_from_it() -> None:
 
     found = [verdict(FAILED, 0), verdict("data", 3), verdict(LOST, 1), verdict(HANG, 2)]
     assert [one.cause for one in sorted(found, key=weight)] == [HANG, LOST, FAILED, "data"]
+
+
+@pytest.mark.parametrize(
+    ("across", "value", "words"),
+    [(None, 4.0, "mean"), ("sum", 12.0, "sum"), ("min", 1.0, "min"), ("max", 9.0, "max"),
+     ("mean:tokens", 6.25, "tokens-weighted mean")],
+)  # fmt: skip
+def test_every_reader_shows_the_merged_run_as_the_value_of_the_run(
+    tmp_path: Path, across: str | None, value: float, words: str
+) -> None:
+    """Three ranks whose median is 2."""
+    define = {"loss": {"across": across, "unit": "nats"}} if across else {"loss": {"unit": "nats"}}
+    for rank, (loss, tokens) in enumerate([(1.0, 1.0), (2.0, 2.0), (9.0, 5.0)]):
+        with ds.init(
+            tmp_path, rank=rank, world_size=3, aggregate=False, quiet=True, define=define
+        ) as training:
+            for step in training.steps(range(1, 4)):
+                training.log(loss=loss if step > 1 else 10 * loss, tokens=tokens)
+    ds.merge_run(tmp_path)
+    run = ds.open_run(tmp_path)
+    assert read_status(tmp_path).loss == value
+    assert f"loss {value:.4g}" in run._repr_html_()
+    assert [one.last for one in overview(run).curves if one.tag == "loss"] == [value]
+    assert ds.open_runs(tmp_path)["loss"].tolist() == [value]
+    assert curves_of(run)[1]["loss"].values[-1] == value
+    shown = page(run)
+    loss = shown["answer"]["loss"]
+    assert (loss["last"], loss["best"], loss["best_step"], loss["of"]) == (value, value, 2, words)
+    assert loss["unit"] == "nats"
+    [curve] = [one for one in shown["curves"] if one["tag"] == "loss"]
+    assert (curve["merged"]["values"][-1], curve["across"]) == (value, words)

@@ -8,7 +8,7 @@ import { CurveCard, Legend } from "../charts/card"
 import { Heat, Scale } from "../charts/heat"
 import { marksSaid } from "../charts/marks"
 import { Plot } from "../charts/plot"
-import { linesOf, nearest, type Drawn } from "../charts/series"
+import { linesOf, nearest, ofRun, type Drawn } from "../charts/series"
 import { culprit, data, hovered } from "../base/store"
 import type { Curve, Line } from "../base/types"
 import { proof } from "../ranks/proof"
@@ -44,7 +44,7 @@ function Readout({ curves }: { curves: Curve[] }) {
   const step = hovered.value
   if (step == null) return <span class="quiet">{["point at a chart to read it, drag to zoom", ...marksSaid()].join(" · ")}</span>
   const values = curves.flatMap((curve) => {
-    const line = curve.median ?? curve.lines[0]
+    const { line } = ofRun(curve)
     const at = line ? nearest(line.steps, step) : -1
     return at < 0 ? [] : [`${curve.tag.split("/").pop()} ${withUnit(line!.values[at], curve.unit, 4)}`]
   })

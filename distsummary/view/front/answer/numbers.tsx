@@ -1,6 +1,6 @@
 // Three numbers to act on: loss, first evaluation metric, step time.
 
-import { counted, milliseconds, number, whole } from "../base/format"
+import { counted, milliseconds, number, whole, withUnit } from "../base/format"
 import { data } from "../base/store"
 import type { Figure } from "../base/types"
 
@@ -8,11 +8,9 @@ function Tile({ name, value, note, isBad = false }: { name: string; value: strin
   return <div class="card tile"><dt title={name}>{name}</dt><dd class={isBad ? "bad" : ""}>{value}</dd><dd class="quiet">{note}</dd></div>
 }
 
-const ofRanks = (count: number) => (count > 1 ? `median of ${counted(count, "rank")}` : "")
-
-function figure({ tag, last, step, ranks, bad_since: bad }: Figure, best = "") {
-  const note = bad != null ? `NaN or infinite ${last == null ? "since" : "at"} step ${whole(bad)}` : best || [ofRanks(ranks), `step ${whole(step)}`].filter(Boolean).join(", ")
-  return <Tile key={tag} name={tag} value={last == null ? "NaN" : number(last, 4)} note={note} isBad={last == null} />
+function figure({ tag, unit, last, step, ranks, of, bad_since: bad }: Figure, best = "") {
+  const note = bad != null ? `NaN or infinite ${last == null ? "since" : "at"} step ${whole(bad)}` : best || [of && `${of} of ${counted(ranks, "rank")}`, `step ${whole(step)}`].filter(Boolean).join(", ")
+  return <Tile key={tag} name={tag} value={last == null ? "NaN" : withUnit(last, unit)} note={note} isBad={last == null} />
 }
 
 export function Tiles() {

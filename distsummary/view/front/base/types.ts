@@ -6,7 +6,7 @@ export interface RankLine extends Line { rank: number }
 export interface Band { steps: Numbers; low: Numbers; high: Numbers; low_ranks: Numbers; high_ranks: Numbers; low_steps: Numbers; high_steps: Numbers }
 export interface Curve {
   tag: string; unit: string; ranks: number; points: number; steps: number
-  median: Line | null; band: Band | null; lines: RankLine[]; merged: Line | null
+  median: Line | null; band: Band | null; lines: RankLine[]; merged: Line | null; across: string
   not_finite: number; first_not_finite: number | null
 }
 export interface Verdict {
@@ -20,7 +20,7 @@ export interface Overview {
   verdicts: Verdict[]; conflicts: { field: string; by_rank: Record<string, unknown> }[]; problems: string[]
 }
 export type Row = Record<string, any>
-export interface Figure { tag: string; last: number | null; step: number; ranks: number; bad_since: number | null; best?: number | null; best_step?: number | null }
+export interface Figure { tag: string; unit: string; last: number | null; step: number; ranks: number; of: string; bad_since: number | null; best?: number | null; best_step?: number | null }
 export interface Answer {
   badge: { text: string; kind: "good" | "warn" | "bad" | "plain" }
   head: string; detail: string; earlier: string; guides: Record<string, string>

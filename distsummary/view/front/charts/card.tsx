@@ -1,14 +1,14 @@
 // The card of a tag: its name and newest value in one line, a legend only of what differs, the chart, a menu.
 
 import { useMemo, useState } from "preact/hooks"
-import { counted, whole, withUnit } from "../base/format"
+import { counted, whole } from "../base/format"
 import { axisKind, pins, putPins, ranks as chosenRanks } from "../base/hash"
 import { culprit, data } from "../base/store"
 import type { Curve } from "../base/types"
 import { asCsv, asPng, asSvg, save } from "./export"
 import { Plot } from "./plot"
 import { chosenLines } from "./rank_lines"
-import { isSame, linesOf, type Drawn } from "./series"
+import { isSame, linesOf, newest, type Drawn } from "./series"
 
 export function Legend({ lines, hasBand, ranks }: { lines: Drawn[]; hasBand: boolean; ranks: number }) {
   if (lines.length + Number(hasBand) < 2) return null
@@ -18,12 +18,6 @@ export function Legend({ lines, hasBand, ranks }: { lines: Drawn[]; hasBand: boo
       {hasBand && <span><i class="band" />{`range of ${whole(ranks)}`}</span>}
     </span>
   )
-}
-
-// The newest value of the line that stands for the ranks together.
-export function newest(curve: Curve): string {
-  const line = curve.median ?? curve.merged ?? curve.lines[0]
-  return line?.values.length ? withUnit(line.values[line.values.length - 1], curve.unit) : ""
 }
 
 export function Menu({ name, items }: { name: string; items: [string, (figure: HTMLElement) => void][] }) {

@@ -1,5 +1,6 @@
 // Which lines a chart of a tag has, and what each says: pure, without a page.
 
+import { withUnit } from "../base/format"
 import type { Band, Curve, Line, RankLine } from "../base/types"
 
 export interface Drawn extends Line { label: string; color: string; width: number; dash?: number[] }
@@ -28,14 +29,28 @@ function isNear(one: Line, other: Line): boolean {
   return one.steps.length === other.steps.length && one.values.every((value, at) => Math.abs(value - other.values[at]) <= 5e-3 * size || Number.isNaN(value))
 }
 
-// The lines of a tag from the bottom to the top: the ranks together, the merged run where it differs, chosen ranks.
+// The line that stands for the run, and what it is of the ranks: the merged run or, before it is merged, their median.
+export function ofRun(curve: Curve): { line: Line | RankLine | null; of: string } {
+  if (curve.merged) return { line: curve.merged, of: curve.across }
+  const line = curve.median ?? curve.lines[0] ?? null
+  return { line, of: curve.median ? "median" : curve.ranks > 1 && line && "rank" in line ? `rank ${line.rank}` : "" }
+}
+
+// The newest value of the run, with a word where it is no mean.
+export function newest(curve: Curve): string {
+  const { line, of } = ofRun(curve)
+  return line?.values.length ? `${curve.merged && of !== "mean" ? `${of} ` : ""}${withUnit(line.values[line.values.length - 1], curve.unit)}` : ""
+}
+
+// The lines of a tag from the bottom to the top: the run, the median of the ranks where it differs, chosen ranks.
 export function linesOf(curve: Curve, chosen: Chosen[], culprit: number | null): { lines: Drawn[]; band: Band | null } {
   const ranks = chosen.map((one) => one.rank)
   const lines: Drawn[] = []
-  const middle: Line | RankLine | null = curve.median ?? curve.lines[0] ?? curve.merged
+  const { line: run, of } = ofRun(curve), middle = curve.median
   const band = isSame(curve.band) ? null : curve.band
-  if (middle) lines.push({ ...middle, label: curve.median ? (band ? "median" : "all ranks") : "rank" in middle && curve.ranks > 1 ? `rank ${middle.rank}` : "", color: "--blue", width: 1.8 })
-  if (band && curve.merged && middle && !isNear(curve.merged, middle)) lines.push({ ...curve.merged, label: "merged", color: "--grey-line", width: 1.2, dash: [4, 3] })
+  const isAlone = !middle || !run || isNear(run, middle)
+  if (run) lines.push({ ...run, label: middle && !band && isAlone ? "all ranks" : of, color: "--blue", width: 1.8 })
+  if (!isAlone) lines.push({ ...middle, label: band ? "median" : "each rank", color: "--grey-line", width: 1.2, dash: [4, 3] })
   if (curve.ranks > 1 && band) {
     for (const { rank, line } of chosen) if (line) lines.push({ ...line, label: `rank ${rank}`, color: rankColor(rank, ranks, culprit), width: 1.6 })
   }

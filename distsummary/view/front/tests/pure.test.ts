@@ -4,7 +4,7 @@ import { describe, expect, test } from "vitest"
 import { between, makeAxis } from "../base/axis"
 import { firstAdvice, given, lasting, milliseconds, number, ranges, tickDistance, ticksSaid, visible, withUnit } from "../base/format"
 import type { Band, Curve, Graph } from "../base/types"
-import { isSame, linesOf, nearest, smoothed, suitsLog, withoutOutliers } from "../charts/series"
+import { isSame, linesOf, nearest, newest, smoothed, suitsLog, withoutOutliers } from "../charts/series"
 import { chosenTags, treeOf } from "../metrics/tree"
 import { boxesOf, scopesOf } from "../model/scopes"
 
@@ -56,7 +56,7 @@ describe("axes", () => {
 
 const line = (...values: number[]) => ({ steps: Int32Array.from(values.keys()), values: Float32Array.from(values) })
 const bandOf = (low: number[], high: number[]) => ({ steps: Int32Array.from(low.keys()), low: Float32Array.from(low), high: Float32Array.from(high) }) as unknown as Band
-const curve = (more: Partial<Curve>): Curve => ({ tag: "a", unit: "", ranks: 3, points: 0, steps: 0, median: line(1, 2), band: bandOf([0, 1], [2, 3]), lines: [], merged: null, not_finite: 0, first_not_finite: null, ...more })
+const curve = (more: Partial<Curve>): Curve => ({ tag: "a", unit: "", ranks: 3, points: 0, steps: 0, median: line(1, 2), band: bandOf([0, 1], [2, 3]), lines: [], merged: null, across: "mean", not_finite: 0, first_not_finite: null, ...more })
 
 describe("lines", () => {
   test("ranks that are alike are one line without a band", () => {
@@ -67,9 +67,12 @@ describe("lines", () => {
     const { lines } = linesOf(curve({}), [{ rank: 2, line: line(1, 1) }, { rank: 0, line: line(2, 2) }], 2)
     expect(lines.map((one) => [one.label, one.color])).toEqual([["median", "--blue"], ["rank 2", "--vermilion"], ["rank 0", "--orange"]])
   })
-  test("the merged run is drawn where it differs", () => {
-    expect(linesOf(curve({ merged: line(1, 2) }), [], null).lines).toHaveLength(1)
-    expect(linesOf(curve({ merged: line(1, 3) }), [], null).lines.map((one) => one.label)).toEqual(["median", "merged"])
+  test("the merged run stands for the ranks, and the median is drawn where it differs", () => {
+    const labels = (more: Partial<Curve>) => linesOf(curve(more), [], null).lines.map((one) => one.label)
+    expect(labels({ merged: line(1, 2) })).toEqual(["mean"])
+    expect(labels({ merged: line(1, 3), across: "max" })).toEqual(["max", "median"])
+    expect(labels({ merged: line(4, 8), across: "sum", band: bandOf([1, 2], [1, 2]) })).toEqual(["sum", "each rank"])
+    expect([newest(curve({ merged: line(4, 8), across: "sum", unit: "tokens" })), newest(curve({ merged: line(1, 3) })), newest(curve({}))]).toEqual(["sum 8 tokens", "3", "2"])
   })
   test("smoothing pulls nothing to 0 and passes over what is not finite", () => {
     expect(smoothed([4, NaN, 4], 0.9).map((one) => Math.round(one))).toEqual([4, NaN, 4])
