@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 END_S = 60.0  # how long the end of the interpreter waits for what another thread closes
 
 _closing: list[tuple[int, int, threading.Event]] = []  # by which process and thread; set when it is closed
-_open: list[weakref.WeakMethod[Callable[[], object]]] = []
+_open: dict[weakref.WeakMethod[Callable[[], object]], None] = {}  # the newest last
 _registered: bool | None = None  # whether that was in Ray; None: not yet
 
 
@@ -44,12 +44,12 @@ def close_at_exit(close: Callable[[], object]) -> None:
 
         close_with_trial(_close_all)
     is_closed(close)
-    _open.append(weakref.WeakMethod(close, _open.remove))
+    _open[weakref.WeakMethod(close, lambda gone: _open.pop(gone, None))] = None
 
 
 def is_closed(close: Callable[[], object]) -> None:
     """Do not call the method any more."""
-    _open[:] = [reference for reference in _open if reference() != close]
+    _open.pop(weakref.WeakMethod(close), None)
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def process_error() -> BaseException | None:
 def _close_all() -> None:
     failure: BaseException | None = None
     while _open:
-        close = _open.pop()()
+        close = _open.popitem()[0]()
         try:
             if close is not None:
                 close()

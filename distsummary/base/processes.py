@@ -61,6 +61,9 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _starting
     _starting = threading.RLock()
+    # A child in a PID namespace of its own may have its parent's number.
+    _own_start.cache_clear()
+    _pid_space_of.cache_clear()
 
 
 os.register_at_fork(
@@ -144,9 +147,15 @@ def _busy_s(pid: int) -> float:
 
 
 def own_process() -> dict[str, Any]:
-    """The pid fields of this process, for `is_alive`; not cached, because a forked child has other values."""
+    """The pid fields of this process, for `is_alive`."""
     pid = os.getpid()
-    return {"pid": pid, "pid_space": pid_space_here(), "pid_start": pid_start_of(pid)}
+    return {"pid": pid, "pid_space": pid_space_here(), "pid_start": _own_start(pid)}
+
+
+@lru_cache(maxsize=1)
+def _own_start(pid: int) -> str:
+    """When this process began; read once in it, since the kernel visits all its threads for that."""
+    return pid_start_of(pid)
 
 
 def own_place() -> dict[str, Any]:
@@ -174,7 +183,7 @@ def pid_space_here() -> str:
 
 @lru_cache(maxsize=1)
 def _pid_space_of(pid: int) -> str:
-    """Read once in a process: a fork into another namespace has another pid, or the same boot at least."""
+    """Read once in a process."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -193,9 +193,12 @@ def _call_each(callbacks: list[Callable[[Terminated], None]], error: Terminated,
     ]
     deadline = time.monotonic() + wait_s
     for thread in threads:
-        thread.start()
+        # Where hundreds are called, starting their threads may take all the time.
+        if time.monotonic() < deadline:
+            thread.start()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.ident is not None:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 _listener = _Listener()

@@ -1,9 +1,11 @@
 """A rank's heartbeat: a thread that reports every few seconds how far the rank is, and receives new deals."""
 
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from distsummary.base.at_exit import DaemonThread
@@ -15,6 +17,11 @@ from distsummary.rundir.timeouts import BEAT_S
 FIRST_S = 1.0
 WINDOW_S = 30.0  # the seconds per step are reported as the mean over this time
 STOP_S = 1.0  # `stop` waits this long for a heartbeat that is being sent
+# The ranks of a process send one after the other: each thread that computes takes the interpreter lock from
+# the one that trains. One whose disk hangs holds the others up no longer than this.
+TURN_S = 1.0
+
+_turn = threading.Lock()
 
 
 class Pulse:
@@ -69,7 +76,8 @@ class Pulse:
         while not self._is_stopped.wait(wait_s):
             wait_s = self._beat_s
             try:
-                self._beat()
+                with _in_turn():
+                    self._beat()
             # raised by the disk, the aggregator, or Ray that is just shut down, and perhaps not the next time
             except (Exception, SystemExit) as error:
                 self._failures.count(f"heartbeat: {type(error).__name__}: {error}")
@@ -87,6 +95,25 @@ class Pulse:
             if deal.version > self._version:
                 self._version = deal.version
                 self._follow(deal)
+
+
+@contextmanager
+def _in_turn() -> Iterator[None]:
+    """Let the block run alone, or after TURN_S all the same."""
+    is_alone = _turn.acquire(timeout=TURN_S)
+    try:
+        yield
+    finally:
+        if is_alone:
+            _turn.release()
+
+
+def _after_fork_in_child() -> None:
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Beat(NamedTuple):

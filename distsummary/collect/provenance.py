@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,18 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 def versions() -> dict[str, str]:
     """The installed versions of the packages that a run depends on."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return {
+        package: version for package in PACKAGES if (version := _version_of(package, package in sys.modules))
+    }
+
+
+@cache
+def _version_of(package: str, is_imported: bool) -> str:
+    """The installed version of a package, empty if it is not there; read again once it is imported."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def error_text(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Watcher: a thread of each rank that writes into stuck.json where the training is when a step is long.
+"""Watcher: writes into a rank's stuck.json where the training is when a step is long.
 
 It is written although the loop's thread never returns. The files of all ranks show which one holds up the
 others; see `diagnosis/stuck.py`.
@@ -13,19 +13,19 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from distsummary.base.at_exit import DaemonThread
 from distsummary.base.failures import Failures
 from distsummary.base.guard import Guard
 from distsummary.base.publish import replacing
-from distsummary.collect.crash_log import CrashLog
+from distsummary.collect.looks import Look, looks
 from distsummary.diagnosis.source_lines import SourceLine, user_place
 from distsummary.diagnosis.stuck import AFTER_RUN, COMPILE, ProcessGroup, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
@@ -34,7 +34,9 @@ from distsummary.rundir.deal import LongStep
 from distsummary.rundir.run_dir import STUCK
 from distsummary.training.timing.phases import BACKWARD, CHECKPOINT, DATA, EVALUATION, UNKNOWN, WAIT
 
-LOOK_S = 0.5  # seconds between two looks at the step
+if TYPE_CHECKING:
+    from distsummary.collect.crash_log import CrashLog
+
 REPORT_S = 1.0  # seconds between two reports, while it lasts
 # At most so much of the time between two looks counts: a look that comes later has found no processor, and
 # the thread that trains may have found none either.
@@ -71,7 +73,6 @@ _BY_FILE = (
 ROOTS = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src"}  # of torch's collectives
 _BACKWARD = "torch/autograd/graph.py"  # calls the engine that runs backward
 _MEASURING = "distsummary/training/timing/torch_waits.py"  # around that, and around collectives
-_STOP_S = 1.0
 
 
 class LoopPlace(NamedTuple):
@@ -192,20 +193,17 @@ class Watcher:
         self._pace = LoopTimes(place(), time.monotonic())
         self._crash_log: CrashLog | None = None
         if not is_alone:
-            self._crash_log = failures.call("crash.txt", CrashLog, directory, attempt, self._thread_id)
-        self._is_stopped = threading.Event()
-        self._thread = DaemonThread(self._run, "distsummary-watcher")
-        self._thread.start()
+            self._crash_log = failures.call("crash.txt", _log_of_crash, directory, attempt, self._thread_id)
+        looks.add(self)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """End the thread; waits for it at most a second.
+        """End the looks; waits at most a second for one that is being taken.
 
         After an error, also a signal that ends the process, stuck.json has where the training was, and which
         collectives it had begun. Otherwise the file is removed, and written again by a `_AfterRun` if the
         process continues and other ranks may wait for it.
         """
-        self._is_stopped.set()
-        self._thread.join(_STOP_S)
+        looks.remove(self)
         if self._crash_log is not None:
             self._failures.call("crash.txt", self._crash_log.close)
         if error is None:
@@ -215,18 +213,18 @@ class Watcher:
         elif not self._is_reported and not self._is_alone:
             is_cut_off = follows_from_another(f"{type(error).__name__}: {error}")
             self._failures.call(
-                "stuck.json", self._write_report, time.monotonic(), error=error, is_cut_off=is_cut_off
+                "stuck.json", self._write_report, Look(), time.monotonic(), error=error, is_cut_off=is_cut_off
             )
 
-    def _run(self) -> None:
-        while not self._is_stopped.wait(LOOK_S):
-            try:
-                self._look()
-            except Exception as error:
-                # The disk may be at fault, and may work at the next look.
-                self._failures.count(f"stuck.json: {type(error).__name__}: {error}")
+    def look(self, view: Look) -> None:
+        """See whether the step is late, and report it."""
+        try:
+            self._look(view)
+        except Exception as error:
+            # The disk may be at fault, and may work at the next look.
+            self._failures.count(f"stuck.json: {type(error).__name__}: {error}")
 
-    def _look(self) -> None:
+    def _look(self, view: Look) -> None:
         now, place = time.monotonic(), self._place()
         if self._pace.look(place, now):
             self._looked.clear()
@@ -237,30 +235,26 @@ class Watcher:
         late_s = self._pace.late_s
         if late_s < (ALONE_REPORT_S if self._is_alone else LEAST_S):
             return
-        stack = [*_frames(self._thread_id)]
-        self._looked.append(hash(tuple((id(frame.f_code), frame.f_lineno) for frame in stack)))
-        self._busy.append((now, _family_s() if self._is_alone else _busy_s(self._native_id)))
+        self._looked.append(hash(view.read(_stack_of, self._thread_id).lines))
+        self._busy.append(
+            (now, view.read(_family_s) if self._is_alone else view.read(_busy_s, self._native_id))
+        )
         if late_s >= self._pace.report_after_s() and now - self._reported_s >= REPORT_S:
-            self._write_report(now)
+            self._write_report(view, now)
 
     def _write_report(
-        self, now: float, *, error: BaseException | None = None, is_cut_off: bool = False
+        self, view: Look, now: float, *, error: BaseException | None = None, is_cut_off: bool = False
     ) -> None:
         """Write that the step is long, and what is known of it.
 
         `error`: what ends the training; `is_cut_off`: a collective has raised it.
         """
         place, pace = self._place(), self._pace
-        stack: list[SourceLine] = []
-        frames = [*_frames(self._thread_id)]
+        stack = view.read(_stack_of, self._thread_id)
         # An error shows where it was raised; the thread is elsewhere by now.
         if error is not None and error.__traceback__ is not None:
-            for frame, number in traceback.walk_tb(error.__traceback__):
-                stack.insert(0, _line_of(frame)._replace(number=number))
-                frames.insert(0, frame)
-        stack = stack or [*map(_line_of, frames)]
-        roots = [*filter(None, map(_root_of, frames))]
-        files = [line.file.replace(os.sep, "/") for line in stack]
+            stack = _stack_of_error(error, stack)
+        files = [line.file.replace(os.sep, "/") for line in stack.lines]
         # Files in the stack show the phase, but a data set that loads tensors from files makes no checkpoint.
         by_file = (
             phase
@@ -279,7 +273,7 @@ class Watcher:
             limit_s = max(limit_s, ALONE_FACTOR * pace.longest_s, UNKNOWN_S * is_moving)
         # Reading a full recorder takes 50 ms, which a thread that computes would miss.
         is_read = late_s >= limit_s or error is not None or (late_s >= BLOCKED_S and not is_moving)
-        recorder, groups = self._groups(is_cut_off) if is_read else ("", ())
+        recorder, groups = view.read(self._groups, is_cut_off) if is_read else ("", ())
         report = RankReport(
             rank=self._rank,
             step=place.step + (place.phase in (DATA, OUTSIDE)),
@@ -290,9 +284,9 @@ class Watcher:
             is_cut_off=is_cut_off,
             recorder=recorder,
             groups=groups,
-            line=_text(user_place(stack)),
-            stack=tuple(map(_text, stack[:STACK_LINES])),
-            root=roots[0][0] if roots else None,
+            line=stack.line,
+            stack=stack.texts,
+            root=stack.root,
         )
         self._write({"time": time.time(), "is_over": False, **report.as_json()})
         self._is_reported, self._reported_s = True, now
@@ -301,11 +295,10 @@ class Watcher:
             before = [one for one in self.seen if one.step != report.step]
             self.seen = (*before, LongStep(report.step, phase, report.line))[-SEEN:]
 
-    def _report_after(self, stack: list[SourceLine], late_s: float) -> None:
+    def _report_after(self, stack: "_Stack", late_s: float) -> None:
         """Write where the thread is that ran the loop, after the run."""
-        line = _text(user_place(stack))
         # No line is the user's, such as in an actor that waits for a call: that holds up no one.
-        if not line:
+        if not stack.line:
             return
         recorder, groups = self._groups(False)
         report = RankReport(
@@ -316,8 +309,8 @@ class Watcher:
             limit_s=LEAST_S,
             recorder=recorder,
             groups=groups,
-            line=line,
-            stack=tuple(map(_text, stack[:STACK_LINES])),
+            line=stack.line,
+            stack=stack.texts,
         )
         self._write({"time": time.time(), "is_over": False, **report.as_json()})
 
@@ -342,46 +335,49 @@ class Watcher:
 
 
 class _AfterRun:
-    """A thread that reports where the rank is after its run was closed, while other ranks may wait for it.
+    """Reports where the rank is after its run was closed, while other ranks may wait for it.
 
     It ends with the process groups of torch.distributed, and when the process makes another watcher.
 
     Args:
-        report: called with the stack of the loop's thread, the innermost line first, and how many seconds it
-            has been the same: once, when that is a second. path: what it writes, removed at the end.
+        report: called with the stack of the loop's thread, and how many seconds it has been the same: once,
+            when that is a second. path: what it writes, removed at the end.
     """
 
-    def __init__(self, report: Callable[[list[SourceLine], float], None], thread_id: int, path: Path) -> None:
+    def __init__(self, report: Callable[["_Stack", float], None], thread_id: int, path: Path) -> None:
         self._report, self._thread_id, self._path = report, thread_id, path
-        self._is_stopped = threading.Event()
+        self._before: tuple[SourceLine, ...] = ()
+        self._since, self._is_reported = time.monotonic(), False
+        self._guard = Guard()
         atexit.register(self.stop)
         _after_runs.append(self)
-        run = Guard().wrap("the look after the run", self._run)
-        threading.Thread(target=run, name="distsummary-after-run", daemon=True).start()
+        looks.add(self)
 
     def stop(self) -> None:
-        """End the thread soon, and remove what it wrote."""
-        self._is_stopped.set()
+        """End the looks, and remove what was written."""
+        looks.remove(self)
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
         atexit.unregister(self.stop)
 
-    def _run(self) -> None:
-        before: list[SourceLine] = []
-        since, is_reported = time.monotonic(), False
-        while not self._is_stopped.wait(LOOK_S) and is_in_group():
-            stack = [*map(_line_of, _frames(self._thread_id))]
-            if stack != before:
-                before, since = stack, time.monotonic()
-                if is_reported:
-                    self._path.unlink(missing_ok=True)
-                is_reported = False
-            elif stack and not is_reported and time.monotonic() - since >= LEAST_S:
-                with suppress(OSError):
-                    self._report(stack, time.monotonic() - since)
-                is_reported = True
-        if not self._is_stopped.is_set():
+    def look(self, view: Look) -> None:
+        """See whether the thread is where it was."""
+        self._guard.call("the look after the run", self._look, view)
+
+    def _look(self, view: Look) -> None:
+        if not is_in_group():
             self.stop()
+            return
+        stack = view.read(_stack_of, self._thread_id)
+        if stack.lines != self._before:
+            self._before, self._since = stack.lines, time.monotonic()
+            if self._is_reported:
+                self._path.unlink(missing_ok=True)
+            self._is_reported = False
+        elif stack.lines and not self._is_reported and time.monotonic() - self._since >= LEAST_S:
+            self._is_reported = True
+            with suppress(OSError):
+                self._report(stack, time.monotonic() - self._since)
 
 
 _after_runs: list[_AfterRun] = []  # at most one
@@ -404,12 +400,48 @@ def groups_of_torch(is_broken: bool = False) -> tuple[str, tuple[ProcessGroup, .
     return read_groups(is_broken=is_broken)
 
 
-def _frames(thread_id: int) -> Iterator[FrameType]:
-    """The frames of a thread, the innermost first; none if it has ended."""
-    frame = sys._current_frames().get(thread_id)
+class _Stack:
+    """Where a thread is: the lines of its stack, the innermost first, of these frames."""
+
+    def __init__(self, lines: Iterable[SourceLine], frames: Iterable[FrameType]) -> None:
+        self.lines = tuple(lines)
+        # From or to which rank a collective of the stack goes.
+        self.root = next(filter(None, map(_root_of, frames)), (None,))[0]
+
+    @cached_property
+    def line(self) -> str:
+        """That of the user; empty if none is."""
+        return _text(user_place(self.lines))
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """What is shown of the lines."""
+        return tuple(map(_text, self.lines[:STACK_LINES]))
+
+
+def _stack_of(thread_id: int) -> _Stack:
+    """Where a thread is; without lines if it has ended."""
+    frame, frames = sys._current_frames().get(thread_id), list[FrameType]()
     while frame is not None:
-        yield frame
+        frames.append(frame)
         frame = frame.f_back
+    return _Stack(map(_line_of, frames), frames)
+
+
+def _stack_of_error(error: BaseException, stack: _Stack) -> _Stack:
+    """Where an error was raised, in a thread that has this stack now."""
+    raised = [*traceback.walk_tb(error.__traceback__)][::-1]
+    found = _Stack(
+        (_line_of(frame)._replace(number=number) for frame, number in raised), (one for one, _ in raised)
+    )
+    found.root = stack.root if found.root is None else found.root
+    return found
+
+
+def _log_of_crash(directory: Path, attempt: int, thread_id: int) -> "CrashLog":
+    from distsummary.collect.crash_log import CrashLog
+
+    return CrashLog(directory, attempt, thread_id)
 
 
 def _busy_s(native_id: int, process: int | str = "self") -> float:

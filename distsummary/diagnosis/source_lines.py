@@ -4,6 +4,7 @@ import linecache
 import os
 import sysconfig
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ def is_same_line(one: str, other: str) -> bool:
     return bool(one) and one.partition(" in ")[0] == other.partition(" in ")[0]
 
 
+@cache
 def _own_code() -> tuple[str, ...]:
     """Directories of code that is not the user's: of distsummary, and of Python."""
     paths = sysconfig.get_paths()

@@ -117,3 +117,38 @@ def test_a_process_that_computes_is_busy_and_one_that_sleeps_or_is_stopped_is_no
             child.kill()
             child.communicate()
     assert are_busy(given) == set()
+
+
+STUCK_IN_A_PROCESS = """
+import sys, threading, time
+from pathlib import Path
+import distsummary as ds
+
+def held(is_over): is_over.wait()
+
+def rank(number, is_over):
+    run = ds.init(sys.argv[1], rank=number, world_size=3, system_metrics=False, aggregate=False)
+    for step in run.steps(range(10**9)):
+        run.log(loss=0.5)
+        if number == 1 and step == 30: held(is_over)
+        if is_over.wait(0.01): break
+    run.close()
+
+is_over = threading.Event()
+ranks = [threading.Thread(target=rank, args=(number, is_over)) for number in range(3)]
+for each in ranks: each.start()
+report = Path(sys.argv[1], "rank_00001/stuck.json")
+while not (report.exists() and " in held" in report.read_text()): time.sleep(0.05)
+names = sorted(each.name for each in threading.enumerate())
+print(names.count("distsummary-watcher"), report.read_text())
+is_over.set()
+"""
+
+
+def test_of_ranks_in_threads_of_one_process_the_stuck_one_is_named_with_its_own_stack(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", STUCK_IN_A_PROCESS, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
+    watchers, report = said.split(" ", 1)
+    found = json.loads(report)
+    assert (watchers, found["rank"], " in held" in found["line"]) == ("1", 1, True)
+    assert " in rank" in " ".join(found["stack"])

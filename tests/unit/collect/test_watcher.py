@@ -9,6 +9,7 @@ import pytest
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
+from distsummary.collect.looks import Look
 from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, LoopPlace, LoopTimes, Watcher
 
 
@@ -106,7 +107,7 @@ def test_the_line_of_a_long_step_is_remembered_unless_it_waits_for_others(tmp_pa
         *((n, "data") for n in range(6, 40)),
     ):
         place[0] = LoopPlace(step, phase)
-        watcher._write_report(0.0)
+        watcher._write_report(Look(), 0.0)
     watcher.stop()
     assert len(watcher.seen) == 16
     step, phase, line = watcher.seen[-1]
