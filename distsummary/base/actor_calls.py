@@ -16,13 +16,20 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError
 
-from distsummary.base.actor_private import forbid_start, guard_shutdown, is_disconnected, raylet_log
+from distsummary.base.actor_private import (
+    forbid_start,
+    guard_shutdown,
+    is_disconnected,
+    nodes_to_come,
+    raylet_log,
+)
 from distsummary.errors import DistSummaryError
 
 RAY_IS_GONE = "Ray was shut down before the run was closed"
 SLICE_S = 0.2  # the longest wait inside one call
 LEAVE_S = 5.0  # how long `ray.shutdown()` waits for the calls of other threads
-BEGIN_S, SETUP_S = 60.0, 900.0  # see `begin_s`
+BEGIN_S, SETUP_S, NODE_S = 60.0, 900.0, 1800.0  # see `Beginnings.limit_s`
+JOIN_S = 30.0  # how long a node that an autoscaler has started may be in neither of Ray's lists
 SHUT_DOWN_S = 5.0  # more than Ray's own shutdown takes without a fault
 
 
@@ -140,12 +147,32 @@ class RayConnection:
                 return come, late
 
 
-def begin_s() -> float:
-    """How many seconds may pass without a further process of Ray that begins, before none counts as coming.
+class Beginnings:
+    """The time since processes of Ray, or nodes for them, last began."""
 
-    Installing what the job's runtime_env names takes longer.
-    """
-    return SETUP_S if ray.get_runtime_context().runtime_env else BEGIN_S
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._announced, self._nodes = float("-inf"), 0
+
+    def note(self) -> None:
+        """A process has begun."""
+        self._last = time.monotonic()
+
+    def limit_s(self) -> float | None:
+        """The seconds after which none counts as coming, if these have passed; else None.
+
+        They are BEGIN_S, or SETUP_S where the job's runtime_env names what has to be installed, or NODE_S
+        while an autoscaler starts nodes.
+        """
+        now, nodes = time.monotonic(), sum(node["Alive"] for node in ray.nodes())
+        if nodes > self._nodes:
+            self._nodes, self._last = nodes, now
+        if nodes_to_come():
+            self._announced = now
+        limit = SETUP_S if ray.get_runtime_context().runtime_env else BEGIN_S
+        if now - self._announced < JOIN_S:
+            limit = NODE_S
+        return limit if now - self._last > limit else None
 
 
 def why_not_begun(needs: Mapping[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import re
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
+from ray.experimental.internal_kv import _internal_kv_get
 
 from distsummary.base.guard import Guard
 from distsummary.base.health import note_absent
@@ -134,6 +136,20 @@ def jobs() -> list[Mapping[str, Any]]:
 def actors() -> list[Mapping[str, Any]] | None:
     """Ray's table of actors, dead ones too, or None; the public function asks the dashboard, as above."""
     return [*ray._private.state.actors().values()]
+
+
+@private("ray.autoscaler.v2.sdk.get_cluster_status", "nodes of an autoscaler are not awaited", lambda: 0)
+def nodes_to_come() -> int:
+    """How many nodes an autoscaler starts or asks for now; 0 without one."""
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    found = get_cluster_status(ray.get_runtime_context().gcs_address)
+    count: int = len(found.pending_nodes) + sum(launch.count for launch in found.pending_launches)
+    # Version 1, which `ray up` starts, writes a report of its own.
+    told: bytes | None = _internal_kv_get(ray._private.ray_constants.DEBUG_AUTOSCALING_STATUS)
+    report = (json.loads(told) if told else {}).get("autoscaler_report") or {}
+    count += len(report.get("pending_nodes", ())) + sum(report.get("pending_launches", {}).values())
+    return count
 
 
 @private("ray._private.services.canonicalize_bootstrap_address", "", lambda address: address or "auto")

@@ -22,7 +22,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from distsummary.aggregate.actor import settle
-from distsummary.base.actor_calls import begin_s, why_not_begun
+from distsummary.base.actor_calls import Beginnings, why_not_begun
 from distsummary.base.actor_private import bootstrap_address
 from distsummary.base.checks import anchored, check_choice, check_int, check_number, check_type
 from distsummary.base.cluster import check_reachable, join, reachable_cluster, start_local
@@ -56,7 +56,6 @@ AUTO = "auto"
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of CUDA, of CUDA in WSL, of ROCm
 PACKED, SPREAD = "packed", "spread"
 BACKENDS = (AUTO, "gloo", "nccl", None)
-PLACEMENT_TIMEOUT_S = 60.0
 QUIET_S = 5.0  # a start that takes longer says what it waits for
 INTERRUPT_S = 20.0  # how long the ranks may take to end after Ctrl-C: as long as closing their files
 WAIT_S = 1.0  # the longest wait for a process before the time is looked at
@@ -456,14 +455,16 @@ def _placed(
         whole = {name: amount * (ranks // nodes) for name, amount in resources.items()}
         group = placement_group([whole] * nodes, strategy="STRICT_SPREAD")
     try:
-        if not group.wait(PLACEMENT_TIMEOUT_S):
-            where = "" if nodes is None else f" on {nodes} nodes, {ranks // nodes} each,"
-            living = sum(node["Alive"] for node in ray.nodes())
-            raise RanksFailedError(
-                f"{ranks} ranks of {resources}{where} did not fit within {PLACEMENT_TIMEOUT_S:g} s; the "
-                f"cluster has {ray.available_resources()} free of {ray.cluster_resources()}, and {living} "
-                "nodes: ask for less or add nodes"
-            )
+        beginnings = Beginnings()
+        while not group.wait(WAIT_S):
+            if (limit_s := beginnings.limit_s()) is not None:
+                where = "" if nodes is None else f" on {nodes} nodes, {ranks // nodes} each,"
+                living = sum(node["Alive"] for node in ray.nodes())
+                raise RanksFailedError(
+                    f"{ranks} ranks of {resources}{where} did not fit within {limit_s:g} s; the "
+                    f"cluster has {ray.available_resources()} free of {ray.cluster_resources()}, and "
+                    f"{living} nodes: ask for less or add nodes"
+                )
         yield group
     finally:
         remove_placement_group(group)
@@ -472,16 +473,16 @@ def _placed(
 def _await_processes(running: list[Any], resources: Mapping[str, float]) -> None:
     """Return when all ranks have processes, or one of them has failed.
 
-    Raises RanksFailedError if for `begin_s` no further process begins.
+    Raises RanksFailedError if no further process begins.
     """
-    pending, begun_s = running, time.monotonic()
+    pending, beginnings = running, Beginnings()
     while pending:
         ready, pending = ray.wait(pending, num_returns=1, timeout=WAIT_S)
         if any(isinstance(_failure(reference), RayError) for reference in ready):
             return
         if ready:
-            begun_s = time.monotonic()
-        elif time.monotonic() - begun_s > (limit_s := begin_s()):
+            beginnings.note()
+        elif (limit_s := beginnings.limit_s()) is not None:
             raise RanksFailedError(
                 f"{len(pending)} of {len(running)} ranks have no process, and none began within "
                 f"{limit_s:g} s: of each, {why_not_begun(resources)}; see also: ray status"

@@ -52,6 +52,16 @@ def test_without_its_constant_a_local_cluster_gets_no_address(monkeypatch, caplo
 
 
 @pytest.mark.usefixtures("ray_cluster")
+def test_without_the_report_of_an_autoscaler_no_node_is_awaited(monkeypatch, caplog):
+    monkeypatch.setattr(names, "_absent", {})
+    assert private.nodes_to_come() == 0
+    assert not caplog.records
+    monkeypatch.delattr("ray.autoscaler.v2.sdk.get_cluster_status")
+    assert private.nodes_to_come() == 0
+    assert "nodes of an autoscaler are not awaited" in caplog.text
+
+
+@pytest.mark.usefixtures("ray_cluster")
 def test_the_actors_of_a_run_are_listed_or_said_not_to_be(tmp_path, monkeypatch):
     run_dir = RunDir(tmp_path)
     assert actor_lines(run_dir, ()) == ["aggregator  none"]

@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from distsummary import launch
+from distsummary.base import actor_calls
 from distsummary.errors import InvalidTypeError, InvalidValueError, RanksFailedError
 from distsummary.launching import launcher
 from distsummary.launching.launcher import RankPlace, chosen_backend, plan_environments
@@ -269,8 +270,8 @@ def test_a_rank_whose_exit_handlers_hang_is_killed(launch_times, caplog):
     assert "1 rank(s) did not end within 0.5 s" in caplog.text
 
 
-def test_a_request_beyond_the_cluster_says_what_there_is(launch_times):
-    launch_times(PLACEMENT_TIMEOUT_S=1.0)
+def test_a_request_beyond_the_cluster_says_what_there_is(monkeypatch):
+    monkeypatch.setattr(actor_calls, "BEGIN_S", 1.0)
     with pytest.raises(RanksFailedError, match=r"did not fit.*the cluster has"):
         launch(lambda: None, ranks=64, backend=None)
     with pytest.raises(RanksFailedError, match=r"on 2 nodes, 1 each, did not fit.*and 1 nodes: ask for less"):

@@ -16,7 +16,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from distsummary.base.actor_calls import begin_s, why_not_begun
+from distsummary.base.actor_calls import Beginnings, why_not_begun
 from distsummary.base.actor_private import quoted_error
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
@@ -81,8 +81,8 @@ class ActorCrew:
     LandscapeError.
 
     An actor that dies is made again in its slot; the third death without a finished chunk ends the slot.
-    LandscapeError, with `remedy`, is raised when the last slot has ended, and when for `begin_s` no actor has
-    a process.
+    LandscapeError, with `remedy`, is raised when the last slot has ended, and when no actor has a process
+    for as long as `Beginnings` allows.
 
     Args:
         kind: see `WorkerProcess`. `work` returns the results of the chunks before the first that raises, and
@@ -112,7 +112,7 @@ class ActorCrew:
         self.begun: dict[str, Any] = {}  # worker -> what its `begin` returned
         self._slots: dict[str, _Slot] = {}
         self._calls: dict[Any, _Call] = {}  # calls in progress, by reference
-        self._last_process = self._last_count = time.monotonic()
+        self._beginnings, self._last_count = Beginnings(), time.monotonic()
         for options in resources:
             self._add_slot(options)
 
@@ -130,7 +130,7 @@ class ActorCrew:
             for reference in ready:
                 self._take(reference)
             now = time.monotonic()
-            self._check_processes(now)
+            self._check_processes()
             self._report_silent(now)
             self._grow(now)
 
@@ -216,15 +216,14 @@ class ActorCrew:
             ) from error
         self._feed(list(self._slots))
 
-    def _check_processes(self, now: float) -> None:
-        """Raise LandscapeError if no actor has had a process for `begin_s`: then none may ever begin."""
+    def _check_processes(self) -> None:
+        """Raise LandscapeError if no actor has had a process for so long that none may ever begin."""
         starting = {slot.place: slot for slot in self._slots.values() if not slot.has_process}
         for place in ray.wait(list(starting), num_returns=len(starting), timeout=0)[0] if starting else ():
             starting[place].has_process = True
         if any(slot.has_process for slot in self._slots.values()):
-            self._last_process = now
-        limit_s = begin_s()
-        if now - self._last_process < limit_s:
+            self._beginnings.note()
+        if (limit_s := self._beginnings.limit_s()) is None:
             return
         options = next(iter(self._slots.values())).options
         why = why_not_begun({name: options.get(option, 0) for option, name in RESOURCES.items()})
