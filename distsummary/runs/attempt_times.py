@@ -20,6 +20,7 @@ from distsummary.runs.table import steps_of_all
 LOOKED = 16  # ranks among which the one that came farthest is looked for, besides by their heartbeats
 CELLS = 1 << 22  # numbers of one tag that are read; of more steps, as many as that are
 _SPENT = dict(zip(SPENT, (RECORDING_MS, CHECKPOINT_MS, EVALUATION_MS), strict=True))
+_SAVES = tuple(f"{PHASE_TAGS}checkpoint/{kind}" for kind in ("cpu_ms", "blocked_ms"))
 _APART = tuple(f"{PHASE_TAGS}{part}/{kind}" for part in SPENT for kind in ("cpu_ms", "blocked_ms"))
 
 Array = NDArray[Any]  # of one of several dtypes
@@ -80,11 +81,12 @@ class _Attempt:
         # The clock of the rank may be another one than that of the files: only its differences are used.
         room_s = max(0.0, ended - begun - steps_s)
         data_steps, data_ms = self._data(steps)
+        is_cut = state is not None and is_over(state) and state.state != "finished"
         return AttemptTimes(
             attempt=self._number,
             begun=begun,
             ended=max(begun, ended),
-            is_cut=state is not None and is_over(state) and state.state != "finished",
+            is_cut=is_cut,
             first_s=min(max(0.0, first - begun), room_s) if steps.size else 0.0,
             steps_s=steps_s,
             steps=steps,
@@ -94,7 +96,18 @@ class _Attempt:
             measured=self._measured(meshes) if len(self._ranks) > 1 else None,
             spent_s=spent_s,
             repeated=repeated,
+            saved=self._saved() if is_cut else np.inf,
         )
+
+    def _saved(self) -> float:
+        """The step of the newest checkpoint that a rank reported; infinity without one."""
+        found = (
+            one.curve(tag, self._only)[0]
+            for one in self._ranks.values()
+            for tag in _SAVES
+            if tag in one.tags()
+        )
+        return max((float(steps.max()) for steps in found if steps.size), default=np.inf)
 
     def _timeline(self, states: Sequence[RankState]) -> tuple[Array, Array, float, float, float]:
         """Steps, their milliseconds, when the first began and the last ended, and the seconds between.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from distsummary.diagnosis.cost import excess_of_all, intervals_of, median_of_others
 from distsummary.diagnosis.sentence import LEAST_S, seconds
-from distsummary.diagnosis.verdict import LOADER, OVERHEAD, SLOW, STOPPED, UNEVEN, Verdict
+from distsummary.diagnosis.verdict import LOADER, NAN, OVERHEAD, SLOW, STOPPED, UNEVEN, UNSAVED, Verdict
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -27,6 +27,8 @@ PARTS = {  # in the order of the bill, with the words for each
     "evaluation": "evaluation",
     "hang": "hang of",
     "rollback": "steps that a later attempt repeated",
+    "nan": "training on numbers that are not finite",
+    "unsaved": "steps after the newest checkpoint",
     "pause": "between attempts",
     "end": "after the last step",
     "unmeasured": "not measured",
@@ -78,6 +80,7 @@ class AttemptTimes:
         measured: None for a single rank.
         spent_s: by SPENT, seconds.
         repeated: the step from which on a later attempt made the steps again; infinity: none.
+        saved: the step of the newest checkpoint of an attempt that did not finish; infinity: none is known.
     """
 
     attempt: int
@@ -93,6 +96,7 @@ class AttemptTimes:
     measured: Measured | None = None
     spent_s: Mapping[str, float] = field(default_factory=dict)
     repeated: float = math.inf
+    saved: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +155,8 @@ def bill(attempts: Iterable[AttemptTimes], verdicts: Iterable[tuple[int, Verdict
         for key, value in rows.items():
             found[key] += scale * value
         kept_s = max(0.0, wall_s - scale * spent_s)
-        lost_s = kept_s * _lost_share(one)
-        found["rollback", None, None] += lost_s
-        found["training", None, None] += kept_s - lost_s
+        for part, share in _shares(one, of_attempt[one.attempt]).items():
+            found[part, None, None] += share * kept_s
     order = [*PARTS]
     rows_found = [Part(*key, value) for key, value in found.items() if value > 0.0]
     rows_found.sort(key=lambda one: (order.index(one.part), -one.seconds))
@@ -261,11 +264,27 @@ def _hangs(stopped: Sequence[Verdict]) -> Iterator[tuple[Verdict, float]]:
         yield from ((verdict, share * verdict.lost_s) for verdict in several)
 
 
-def _lost_share(one: AttemptTimes) -> float:
-    """The share of an attempt's steps, by their time, that a later attempt made again."""
-    is_lost = one.steps >= one.repeated
-    total = float(one.step_ms.sum())
-    return float(one.step_ms[is_lost].sum()) / total if is_lost.any() and total else 0.0
+def _shares(one: AttemptTimes, verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Of an attempt's steps, by their time, the share that was kept, and those that were not, by part."""
+    causes = {verdict.cause for verdict in verdicts}
+    is_nan = [
+        verdict.since_step for verdict in verdicts if verdict.cause == NAN and verdict.until_step is None
+    ]
+    # A step counts once: the first of these that has it.
+    sinces = {
+        "rollback": one.repeated,
+        "nan": min(is_nan, default=math.inf),
+        "unsaved": math.inf if UNSAVED in causes or one.repeated < math.inf else one.saved + 1,
+    }
+    total_ms = float(one.step_ms.sum())
+    if not total_ms:
+        return {"training": 1.0}
+    left = np.ones(one.steps.size, np.bool_)
+    shares = {}
+    for part, since in sinces.items():
+        shares[part] = float(one.step_ms[left & (one.steps >= since)].sum()) / total_ms
+        left &= one.steps < since
+    return {**shares, "training": float(one.step_ms[left].sum()) / total_ms}
 
 
 def _covered(measured: Measured, rows: slice, verdicts: Iterable[Verdict]) -> NDArray[np.bool_]:

@@ -89,6 +89,9 @@ def answer(
         since = f", {steps[1] - saved[-1]:,} after its newest checkpoint" if saved else ""
         if of or since:
             detail += f"; the run ended at step {steps[1]:,}{of}{since}"
+    attempts = sum(row.role == run.role for row in run.attempts)
+    if attempts > 1:
+        words.append("restarted" if attempts == 2 else f"restarted {attempts - 1:,} times")
     causes = dict.fromkeys(one["cause"] for one in verdicts if one["cause"] not in NOTICES)
     return {
         "badge": {"text": " · ".join(dict.fromkeys(words)), "kind": kind},

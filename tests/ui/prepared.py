@@ -18,9 +18,11 @@ from distsummary.format.records import Batch, Event, Value
 from distsummary.rundir.run_dir import RunDir
 from distsummary.view.report import report
 
-RUN, BEGAN, STEPS, STEP_S = "00000000000000cd", 1_796_000_000.0, 600, 0.51
+RUN, BEGAN, STEPS, START_S = "00000000000000cd", 1_796_000_000.0, 600, 5.0
 CONFIG = {"lr": 0.05, "batch_size": 64, "optimizer": {"name": "AdamW", "weight_decay": 0.01}, "seed": 7}
 SLOW_STEPS, SOON_SLOW = range(200, 420), range(10, 31)
+WAITED_S = {"hung": 97.0, "lost": 31.0}
+RESTARTED = [range(1, 260), range(200, STEPS + 1)]
 
 
 class Training:
@@ -36,7 +38,18 @@ class Training:
         return self.name in ("slow", "restarted", "thousand") and rank == 2 and step in slow
 
     def events(self, rank: int, steps: range) -> list[Event]:
-        return [Event(step, BEGAN + 5 + STEP_S * step, self.values(step, rank)) for step in steps]
+        began = self.began(steps)
+        return [Event(step, began + self.passed_s(steps[0], step), self.values(step, rank)) for step in steps]
+
+    def began(self, steps: range) -> float:
+        """When the attempt with these steps began: the second one, some seconds after the first ended."""
+        return BEGAN if steps[0] == 1 else BEGAN + self.passed_s(1, RESTARTED[0][-1]) + 8
+
+    def passed_s(self, first: int, last: int) -> float:
+        """How long an attempt has trained when the last of these steps ends."""
+        slow = sum(any(self.is_slow(step, one) for one in (1, 2)) for step in range(first, last + 1))
+        saves = sum(step % 150 == 0 for step in range(first, last + 1))
+        return START_S + 1e-3 * (280.0 * (last + 1 - first) + 340.0 * slow + 40.0 * saves)
 
     def values(self, step: int, rank: int) -> list[Value]:
         noise = float(self.noise[step, rank])
@@ -45,8 +58,8 @@ class Training:
         forward, backward, data = 190 * noise + mine, 60 * noise, 6.0
         own = forward + backward + data + 4
         loss = 3.2 * np.exp(-step / 120) + 0.05 * (2 - noise)
-        if self.name == "nan" and (step > 310 or (step == 310 and rank == 1)):
-            loss = float("nan")
+        is_nan = self.name == "nan" and (step > 310 or (step == 310 and rank == 1))
+        loss = float("nan") if is_nan else loss
         phases = {"data/blocked": data, "forward/cpu": forward, "backward/cpu": backward}
         phases |= {"optimizer/cpu": 4.0, "wait/blocked": 20 + anyone - mine}
         if step % 150 == 0:
@@ -56,7 +69,8 @@ class Training:
         if self.name != "thousand":
             found |= {f"zz_perf/phase/{name}_ms": value for name, value in phases.items()}
         if step % 100 == 0:
-            found |= {"eval/accuracy": 0.97 - 0.3 * np.exp(-step / 200), "eval/loss": loss * 1.1}
+            found |= {"eval/accuracy": 0.1 if is_nan else 0.97 - 0.3 * np.exp(-step / 200)}
+            found |= {"eval/loss": loss * 1.1}
         if rank == 0 and step % 20 == 0:
             found["zz_system/node/cpu_percent"] = 60.0 + 5 * noise
         return [Value("scalar", tag, float(value)) for tag, value in found.items()]
@@ -91,9 +105,10 @@ def write(path: Path, name: str) -> Path:
     """The run of this name; returns its directory."""
     ranks, last, state, alerts = PREPARED[name]
     training = Training(name, ranks)
-    parts = [range(1, 260), range(200, STEPS + 1)] if name == "restarted" else [range(1, last + 1)]
+    parts = RESTARTED if name == "restarted" else [range(1, last + 1)]
     run_dir = RunDir(path)
-    now = BEGAN + 5 + STEP_S * last
+    ends = [training.began(steps) + training.passed_s(steps[0], steps[-1]) for steps in parts]
+    now = ends[-1] = ends[-1] + WAITED_S.get(name, 0.0)
     for rank in range(ranks):
         directory = run_dir.writer_dir("train", rank, ranks)
         entries = []
@@ -102,19 +117,25 @@ def write(path: Path, name: str) -> Path:
             events = training.events(rank, steps)
             writer.write(Batch(run_id=RUN, attempt=attempt, rank=rank, first_seq=1, events=events))
             writer.close()
-            ended = {"state": state, "ended": now, "error": ""}
-            if name == "restarted" and attempt == 0:
-                ended = {"state": "failed", "ended": BEGAN + 140, "error": "RuntimeError: out of memory"}
+            ended = {"state": state, "ended": ends[attempt], "error": ""}
+            if attempt + 1 < len(parts):
+                ended |= {"state": "failed", "error": "RuntimeError: out of memory"}
             if name == "lost" and rank == 3:
                 ended = {"state": "running"}  # its heartbeats stopped
-            beat = {"time": now, "step": steps[-1], "phase": "closing", "step_s": STEP_S, "dropped": 0}
+            beat = {
+                "time": ends[attempt],
+                "step": steps[-1],
+                "phase": "closing",
+                "step_s": 0.28,
+                "dropped": 0,
+            }
             beat |= {"total": STEPS, "own_ms": None, "wait_ms": None}
             entries.append(
                 {
                     "role": "train", "attempt": attempt, "rank": rank, "world_size": ranks,
                     "pid": 9000 + rank, "pid_space": "elsewhere", "pid_start": "1", "heartbeat": beat,
                     "incarnation": f"job {attempt}", "host": f"node-{rank // 8}",
-                    "started": BEGAN + 145 * attempt, "health": {"step": steps[-1], "dropped": 0}, **ended,
+                    "started": training.began(steps), "health": {"step": steps[-1], "dropped": 0}, **ended,
                 }
             )  # fmt: skip
         (directory / "manifest.json").write_text(
@@ -122,10 +143,10 @@ def write(path: Path, name: str) -> Path:
         )
         os.utime(directory / "manifest.json", (now, now))
     attempts = [
-        {"role": "train", "attempt": attempt, "world_size": ranks, "started": BEGAN + 145 * attempt,
+        {"role": "train", "attempt": attempt, "world_size": ranks, "started": training.began(steps),
          "incarnation": f"job {attempt}", "config": CONFIG,
          "provenance": {"git": {"commit": "1a2b3c4d"}, "python": "3.11.7", "versions": {"torch": "2.13.0"}}}
-        for attempt in range(len(parts))
+        for attempt, steps in enumerate(parts)
     ]  # fmt: skip
     manifest = {"format": 2, "run_id": RUN, "created": BEGAN, "state": state, "attempts": attempts}
     run_dir.manifest_path.write_text(json.dumps(manifest))

@@ -101,6 +101,19 @@ OF_ONE_ATTEMPT = [
             ("data", None, None): 0.2, ("data", None, "loader"): 0.3, ("evaluation", None, None): 0.25,
         },
     ),
+    # What was trained on NaN, and what came after the newest checkpoint of a run that ended, is not kept.
+    (
+        attempt(),
+        [replace(SLOW, cause="nan", lost_s=0.0)],
+        {("nan", None, None): 1.25, ("training", None, None): 1.25},
+    ),
+    (attempt(), [replace(SLOW, cause="nan", until_step=60)], {("training", None, None): 2.5}),
+    (attempt(is_cut=True, saved=80.0), [], {("unsaved", None, None): 0.3, ("training", None, None): 1.2}),
+    (
+        attempt(is_cut=True, saved=80.0),
+        [replace(SLOW, cause="unsaved", lost_s=0.0)],
+        {("training", None, None): 1.5},
+    ),
     # Two ranks that hang at a moment share the time; in a run that was killed, the rest of it is its end.
     (
         attempt(is_cut=True, ended=1011.0),

@@ -42,7 +42,7 @@ function TimeCard({ curve }: { curve: Curve }) {
 // What the curves say at the crosshair, in one line above them.
 function Readout({ curves }: { curves: Curve[] }) {
   const step = hovered.value
-  if (step == null) return <span class="quiet">{["point at a chart to read it, drag to zoom", ...marksSaid()].join(" · ")}</span>
+  if (step == null) return <span class="quiet">{[matchMedia("(pointer: coarse)").matches ? "touch a chart to read it" : "point at a chart to read it, drag to zoom", ...marksSaid()].join(" · ")}</span>
   const values = curves.flatMap((curve) => {
     const { line } = ofRun(curve)
     const at = line ? nearest(line.steps, step) : -1

@@ -4,6 +4,7 @@ import { counted, lasting, percent } from "../base/format"
 import { culprit, data } from "../base/store"
 import type { Bill as BillData } from "../base/types"
 
+const ALIKE = 0.9 // of a part: what the run is shorter without it, if no other rank is slow
 const LEAST = 0.005 // of the wall time: less is no part of the bar's legend
 
 type Part = BillData["parts"][number]
@@ -11,7 +12,7 @@ type Part = BillData["parts"][number]
 // A colour means one thing on all pages: green kept training, vermilion what holds up, red what is broken.
 const LOOKS: Record<string, [string, string]> = {
   training: ["--good", "kept training"], waiting: ["--vermilion-pale", "waiting for"], data: ["--orange-pale", "waiting for data"],
-  hang: ["--bad", "hang of"], rollback: ["--bad", "steps made again"], evaluation: ["--grey-1", "evaluation"],
+  hang: ["--bad", "hang of"], rollback: ["--bad", "steps made again"], nan: ["--bad", "trained on NaN"], unsaved: ["--bad", "after the newest checkpoint"], evaluation: ["--grey-1", "evaluation"],
   checkpoint: ["--grey-2", "checkpoints"], recording: ["--grey-3", "recording"], compile: ["--sky", "compilation, first steps"], start: ["--grey-4", "start"],
   pause: ["--empty", "between attempts"], end: ["--grey-4", "after the last step"], unmeasured: ["--empty", "not measured"],
 }
@@ -29,6 +30,8 @@ export function nameOf({ part, rank, cause }: Part): string {
 function WhatIf({ bill }: { bill: BillData }) {
   const [first] = [...(bill.what_if ?? [])].sort((a, b) => b.seconds - a.seconds)
   if (!first || first.seconds < LEAST * bill.wall_s) return null
+  const part = bill.parts.find((one) => one.rank === first.rank && one.cause === first.cause)
+  if (part && first.seconds >= ALIKE * part.seconds) return null // it says what the part does
   return <p class="quiet what-if">{`Without rank ${first.rank}'s ${first.cause} the run takes ${lasting(first.seconds)} less.`}</p>
 }
 

@@ -22,7 +22,7 @@ export function Tiles() {
     <dl class="tiles">
       {loss && figure(loss)}
       {metric && metric.tag !== loss?.tag && figure(metric, metric.best != null ? `best ${number(metric.best, 4)} at step ${whole(metric.best_step!)}` : "")}
-      {time && <Tile name={time.tag.endsWith("own_ms") ? "own time of a step" : "step time"} value={milliseconds(time.median)}
+      {time && <Tile name={time.tag.endsWith("own_ms") ? "own time of a step, median" : "step time, median"} value={milliseconds(time.median)}
         note={half >= 0.05 * time.median ? `of it ${milliseconds(half)} waiting for other ranks` : `95 % below ${milliseconds(time.most)}`} />}
       {!loss && !metric && !time && <Tile name="recorded" value={whole(data.value.tags.length)} note="scalars" />}
     </dl>

@@ -23,7 +23,7 @@ export function Sentence() {
     <section class={`card sentence ${answer.badge.kind}`} aria-label="the answer">
       <p><b>{`${answer.head}.${cost}`}</b> {answer.detail && <span class="detail">{`${answer.detail[0].toUpperCase()}${answer.detail.slice(1)}.`}</span>}</p>
       {answer.earlier && <p class="advice">{`${answer.earlier}.`}</p>}
-      {guide && <div class="advice"><Markdown text={`**First:** ${firstAdvice(guide)}`} /></div>}
+      {guide && <div class="advice"><Markdown text={`**First:** ${firstAdvice(guide, first.evidence)}`} /></div>}
       <p class="links">
         {guide && <button class="link" aria-expanded={shown === first.cause} onClick={() => toggle(first.cause)}>what to do</button>}
         {first && overview.ranks.length > 1 && !isSpecial && data.value.maps.length > 0 && <a href={linkTo("ranks", { step: `${first.since_step}`, rank: `${first.rank}` })}>the evidence</a>}

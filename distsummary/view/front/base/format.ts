@@ -81,5 +81,10 @@ export function tickDistance(low: number, high: number, count: number, least = 0
 }
 
 // The first thing that a cause's page says to do, in Markdown; "" if it has no such list.
-export const firstAdvice = (guide: string): string =>
-  /## What to do\n+1\. ([\s\S]*?)(?=\n\d+\. |\n\n|$)/.exec(guide)?.[1].replace(/\s+/g, " ") ?? ""
+// The first advice of a guide; what begins with "At the line" is for evidence that names one.
+export function firstAdvice(guide: string, evidence: string): string {
+  const list = /## What to do\n+([\s\S]*?)(?=\n\n|$)/.exec(guide)?.[1] ?? ""
+  const all = list.split(/^\d+\. /m).slice(1).map((one) => one.replace(/\s+/g, " ").trim())
+  const isNamed = /\S:\d+\b/.test(evidence)
+  return all.find((one) => isNamed || !one.startsWith("At the line")) ?? all[0] ?? ""
+}

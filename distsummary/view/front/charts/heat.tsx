@@ -93,6 +93,9 @@ export function Heat({ map, most = Infinity, rowHeight = 20, onChoose }: { map: 
   )
 }
 
+// Whether a single step of a cell is far out while the others are not.
+const isAlone = (far: number, percent: number) => percent !== NOTHING && Math.abs(far) >= 2 * SCALE && Math.abs(percent) < SCALE
+
 interface Picture { map: RankMap; rows: number; rowHeight: number; width: number; height: number; toX: (step: number) => number; from: number; to: number; step: number | null; cell: Cell | null }
 
 function draw(canvas: HTMLCanvasElement, { map, rows, rowHeight, width, height, toX, from, to, step, cell }: Picture): void {
@@ -126,15 +129,14 @@ function draw(canvas: HTMLCanvasElement, { map, rows, rowHeight, width, height, 
         context.fillStyle = percent > 0 ? colors.above : colors.below
         context.fillRect(x, y, wide, rowHeight - gap)
         context.globalAlpha = 1
-        // A single step that is far out while the others of its cell are not.
-        if (Math.abs(map.far[at]) >= 2 * SCALE && Math.abs(percent) < SCALE) {
+        if (isAlone(map.far[at], percent)) {
           context.fillStyle = map.far[at] > 0 ? colors.above : colors.below
           context.fillRect(x, y + rowHeight - gap - 3, Math.max(1.5, Math.min(wide, 3)), 3)
         }
       }
       if (map.bad?.[at]) {
         context.fillStyle = colors.bad
-        context.fillRect(x, y + (rowHeight - gap) / 4, Math.max(2, wide), (rowHeight - gap) / 2)
+        context.fillRect(x, y, Math.max(2, wide), rowHeight - gap)
       }
     }
   }
@@ -143,8 +145,10 @@ function draw(canvas: HTMLCanvasElement, { map, rows, rowHeight, width, height, 
     const row = map.ranks.indexOf(first.rank)
     context.strokeStyle = colors.text
     if (row >= 0 && row < rows) for (const [since, until] of spans(first)) {
-      const x = toX(since)
-      const end = Number.isFinite(until) ? toX(until + 1) : right
+      // Around whole cells.
+      const x = toX(map.first_steps[columnAt(map, since)])
+      const last = Number.isFinite(until) ? columnAt(map, until) + 1 : map.columns
+      const end = last < map.columns ? toX(map.first_steps[last]) : right
       context.strokeRect(x + 0.5, row * rowHeight + 0.5, Math.max(3, end - x) - 1, rowHeight - gap - 1)
     }
   }
@@ -194,9 +198,11 @@ function draw(canvas: HTMLCanvasElement, { map, rows, rowHeight, width, height, 
 }
 
 export function Scale({ map, most = Infinity }: { map: RankMap; most?: number }) {
+  const isMarked = map.far.some((one, at) => isAlone(one, map.percent[at]))
   return (
     <span class="scale">
-      <i /> {`scale −${SCALE} % … +${SCALE} %${map.is_of_step ? " of a step's own time" : ""}, worst first${map.rows > most ? `; the first ${most} rows` : map.others.length ? `; the other ${whole(map.others.length)} share the last row` : ""}`}
+      <i /> {`scale −${SCALE} % … +${SCALE} %${map.is_of_step ? " of a step's own time" : ""}, worst first${map.rows > most ? `; the first ${most} rows` : map.others.length ? `; the other ${whole(map.others.length)} share the last row` : ""}${isMarked ? "; small mark: a single step" : ""}`}
+      {map.bad?.some((one) => one > 0) && <><i class="bad" /> NaN or infinite</>}
     </span>
   )
 }

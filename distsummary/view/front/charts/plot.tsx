@@ -61,6 +61,7 @@ function draw(place: HTMLElement, width: number, { name, unit, lines, band, rank
   const range = zoom.value
   const finite = lines.flatMap((line) => Array.from(line.values).filter(Number.isFinite))
   const isLog = kind === "log" ? finite.some((value) => value > 0) : kind === "auto" && suitsLog(finite, name)
+  place.classList.toggle("log", isLog)
   const plain = (values: ArrayLike<number>): Values => Array.from(values, (value) => (Number.isFinite(value) && !(isLog && value <= 0) ? value : null))
   const tables: uPlot.AlignedData[] = []
   const series: uPlot.Series[] = [{}]

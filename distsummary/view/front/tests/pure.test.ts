@@ -16,8 +16,10 @@ describe("texts", () => {
     expect([20260131, Math.fround(0.05), 1.5e-7, null].map(given)).toEqual(["20260131", "0.05", "1.5e-7", "-"])
   })
   test("the first advice of a cause's page is one line", () => {
-    expect(firstAdvice("# hang\n\n## What to do\n\n1. Start at `a.py`,\n   then look.\n2. End it.\n")).toBe("Start at `a.py`, then look.")
-    expect(firstAdvice("# odd\n")).toBe("")
+    const guide = "# hang\n\n## What to do\n\n1. At the line of the rank, look.\n2. Start at `a.py`,\n   then look.\n3. End it.\n"
+    expect(firstAdvice(guide, "it is at b.py:12 in f")).toBe("At the line of the rank, look.")
+    expect(firstAdvice(guide, "it takes 12 ms")).toBe("Start at `a.py`, then look.")
+    expect(firstAdvice("# odd\n", "")).toBe("")
   })
   test("times are in the unit that fits", () => {
     expect([0.3, 75, 311, 299.7, 9000].map(lasting)).toEqual(["0.3 s", "75 s", "5 min 11 s", "5 min", "2.5 h"])
