@@ -66,6 +66,14 @@ def mean_of(curves: Sequence[Curve]) -> Curve:
     return Curve(steps, values, seconds)
 
 
+def range_of(curves: Sequence[Curve], steps: Array) -> tuple[Array, Array]:
+    """The lowest and the highest value of several curves at steps that all have, float64 (n,) each; NaN where
+    one is NaN.
+    """
+    values = np.array([curve.values[np.searchsorted(curve.steps, steps)] for curve in curves])
+    return values.min(axis=0), values.max(axis=0)
+
+
 def difference_of(first: Curve, second: Curve) -> Curve:
     """The second minus the first, at the steps that both have; the seconds are those of the first."""
     steps, mine, others = np.intersect1d(first.steps, second.steps, assume_unique=True, return_indices=True)

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distsummary.errors import InvalidValueError
 from distsummary.runs.compare import (
     curves_of,
@@ -15,11 +17,11 @@ from distsummary.runs.compare import (
     row_of,
     verdicts_of,
 )
-from distsummary.runs.curves import Curve, difference_of
+from distsummary.runs.curves import Curve, difference_of, mean_of, range_of
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import RecordedRun, findings
-from distsummary.view.packing import plain
-from distsummary.view.reduce import line_of
+from distsummary.view.packing import plain, small
+from distsummary.view.reduce import thinned
 
 MOST = 19  # other runs
 _POINTS = 36_000  # of all curves together
@@ -38,34 +40,48 @@ def refuse_others(run: Path, others: Sequence[Path]) -> None:
 
 
 def comparison(
-    run: RecordedRun, others: Sequence[RecordedRun], tags: Sequence[str], *, width: int
+    run: RecordedRun,
+    others: Sequence[RecordedRun],
+    tags: Sequence[str],
+    *,
+    width: int,
+    labels: Sequence[str] = (),
 ) -> dict[str, Any] | None:
-    """A run next to others; None without any.
+    """A run next to others, also in groups; None without any.
 
-    Of each run: its name, unlike those of the others, path, state, ranks, steps, verdicts in words, and of
-    which rank its curves are (-1: the merged run). Of each fact that differs: the value of each run, None
-    where it is not known. Of each tag: the curve of each run and its difference to that of the first, None
-    where one has none; which direction is better, the value to reach, and how each run stands, see
-    `distsummary.runs.compare.Row`.
+    Of each run: its name, unlike those of the others, path, state, ranks, steps, verdicts in words, of which
+    rank its curves are (-1: the merged run), and its group. Of each group: its name and how many runs it has;
+    without `labels`, each run is one. Of each fact that differs: the values in each group, each once, None
+    where it is not known; `within`: the facts that differ within each group alike. Of each tag: the curve of
+    each group and its difference to that of the first, None where one has none; which direction is better,
+    the value to reach, and how each group stands, see `distsummary.runs.compare.Row`. The curve of a group
+    is the mean of its runs at the steps that all of them have, with the `low` and the `high` one. `seconds`:
+    since the first value of the run.
 
     Args:
         run: the first one. others: see `refuse_others`. tags: those whose curves are wanted, by interest.
-        width: columns of a drawing.
+        width: columns of a drawing. labels: of each run the name of its group; empty: none has one.
     """
     if not others:
         return None
     refuse_others(run.path, [one.path for one in others])
     runs = [run, *others]
     paths = [one.path.resolve() for one in runs]
-    differing, _, equal = differences([[facts(one)] for one in runs])
-    sources, curves = zip(*(curves_of(one) for one in runs), strict=True)
+    names = names_of(paths)
+    labels = labels or names
+    groups = [*dict.fromkeys(labels)]
+    members = [[place for place, label in enumerate(labels) if label == group] for group in groups]
+    differing, within, equal = differences([[facts(runs[place]) for place in group] for group in members])
+    sources, of_runs = zip(*(curves_of(one) for one in runs), strict=True)
+    curves = [*map(_from_first_value, of_runs)]
     shown = [tag for tag in tags if any(tag in of_run for of_run in curves)]
     directions, found = directions_of(runs, shown), []
     for place, tag in enumerate(shown):
         # The first tags share half of the points, all others the rest.
         share = _POINTS / 2 / (min(len(shown), _FIRST_TAGS) if place < _FIRST_TAGS else len(shown))
-        columns = int(min(width, max(20, share / (3 * len(runs)))))
-        found.append(_tag(tag, curves, directions[tag], columns))
+        columns = int(min(width, max(20, share / (3 * len(groups)))))
+        of_groups = [[curves[place] for place in group] for group in members]
+        found.append(_tag(tag, of_groups, directions[tag], columns))
     not_in_all = [
         [tag, [tag in of_run for of_run in curves]]
         for tag in dict.fromkeys(tag for of_run in curves for tag in of_run)
@@ -78,12 +94,19 @@ def comparison(
                 "level": wrong.level, "findings": len(wrong.verdicts),
                 "steps": span(one, (int(one.steps[0]) for one in of_run.values() if one.steps.size)),
                 "source": source, "verdicts": verdicts_of(one), "problems": list(one.problems),
+                "group": groups.index(label),
             }
-            for name, path, one, source, of_run, wrong in zip(
-                names_of(paths), paths, runs, sources, curves, map(findings, runs), strict=True
+            for name, path, one, source, of_run, wrong, label in zip(
+                names, paths, runs, sources, curves, map(findings, runs), labels, strict=True
             )
         ],
-        "differing": [[name, [plain(value) for (value,) in each]] for name, each in differing.items()],
+        "groups": [
+            {"name": name, "runs": len(group)} for name, group in zip(groups, members, strict=True)
+        ],
+        "differing": [
+            [name, [[*map(plain, values)] for values in each]] for name, each in differing.items()
+        ],
+        "within": within,
         "equal": equal,
         "tags": found,
         "not_in_all": not_in_all[:_NAMED],
@@ -103,22 +126,40 @@ def span(run: RecordedRun, first_steps: Iterable[int]) -> list[int] | None:
     return [min(first_steps, default=0) if first == 0 else first, last]
 
 
-def _tag(tag: str, curves: Sequence[Mapping[str, Curve]], best: str | None, columns: int) -> dict[str, Any]:
-    """The curves of a tag, and how the runs stand in it."""
-    row = row_of(tag, [[of_run] for of_run in curves], best)
+def _from_first_value(curves: Mapping[str, Curve]) -> dict[str, Curve]:
+    """The curves of a run with the seconds since its first value."""
+    first_s = min((float(one.seconds.min()) for one in curves.values() if one.seconds.size), default=0.0)
+    return {tag: one._replace(seconds=one.seconds - first_s) for tag, one in curves.items()}
+
+
+def _tag(
+    tag: str, groups: Sequence[Sequence[Mapping[str, Curve]]], best: str | None, columns: int
+) -> dict[str, Any]:
+    """The curves of a tag, and how the groups stand in it."""
+    row = row_of(tag, groups, best)
     partings = [one.parting for one in row.standings if one and one.parting]
-    first = curves[0].get(tag)
+    having = [[one[tag] for one in group if tag in one and one[tag].steps.size] for group in groups]
+    means = [mean_of(curves) if curves else None for curves in having]
+    first = means[0]
     return {
         "tag": tag,
-        "lines": [_line(of_run.get(tag), columns) for of_run in curves],
+        "lines": [_line(mean, columns, curves) for mean, curves in zip(means, having, strict=True)],
         "differences": [
-            _line(difference_of(first, of_run[tag]), columns // 2) if first and tag in of_run else None
-            for of_run in curves[1:]
+            _line(difference_of(first, mean), columns // 2) if first and mean else None for mean in means[1:]
         ],
-        "is_reported": any(is_reported(tag, one) for one in partings),
+        "is_reported": any(is_reported(tag, one) for one in partings) or len(groups) == 1,
         **plain(row),
     }
 
 
-def _line(curve: Curve | None, columns: int) -> dict[str, Any] | None:
-    return None if curve is None else line_of(curve.steps, curve.values, max(1, columns))
+def _line(curve: Curve | None, columns: int, of: Sequence[Curve] = ()) -> dict[str, Any] | None:
+    """The points of a curve that a drawing needs; `of`: the curves that it is the mean of."""
+    if curve is None:
+        return None
+    places = thinned(curve.steps, curve.values, max(1, columns))
+    found = {"steps": small(curve.steps[places]), "values": curve.values[places].astype(np.float32)}
+    found["seconds"] = curve.seconds[places]
+    if len(of) > 1:
+        low, high = range_of(of, curve.steps[places])
+        found |= {"low": low.astype(np.float32), "high": high.astype(np.float32)}
+    return found

@@ -73,6 +73,7 @@ def page(
     ranks: Sequence[int] = (),
     tags: Sequence[str] | None = None,
     others: Sequence[RecordedRun] = (),
+    labels: Sequence[str] = (),
 ) -> Page:
     """All that the page of a run shows.
 
@@ -81,7 +82,7 @@ def page(
         ranks: those that have lines of their own in any case; a run of up to 16 ranks has lines of all.
         tags: the scalars whose curves are there, besides those of the first screen; None: all, the first
             `MAX_TAGS` of them by interest.
-        others: runs to show next to it, see `comparison`.
+        others: runs to show next to it. labels: of all of them the groups, see `comparison`.
 
     Raises InvalidValueError for a rank or a tag that is not there, and for others that cannot be compared;
     MissingFileError if a run was removed.
@@ -89,11 +90,15 @@ def page(
     with ExitStack() as held:
         for one in (run, *others):
             held.enter_context(one.held())
-        return _page(run, ranks, tags, others)
+        return _page(run, ranks, tags, others, labels)
 
 
 def _page(
-    run: RecordedRun, ranks: Sequence[int], tags: Sequence[str] | None, others: Sequence[RecordedRun]
+    run: RecordedRun,
+    ranks: Sequence[int],
+    tags: Sequence[str] | None,
+    others: Sequence[RecordedRun],
+    labels: Sequence[str],
 ) -> Page:
     if absent := sorted({*ranks} - {*run.ranks}):
         raise InvalidValueError(f"rank must be one of {as_ranges(run.ranks)}, got {absent[0]}")
@@ -101,7 +106,7 @@ def _page(
     verdicts: list[dict[str, Any]] = [plain(row) for row in run.verdicts]
     shown = _shown(_known(run, tags), {row["cause"] for row in verdicts})
     tags = _known(run, None)
-    compared = comparison(run, others, shown, width=WIDTH)
+    compared = comparison(run, others, shown, width=WIDTH, labels=labels)
     # The ranks that a verdict names have lines of their own as well.
     named = [*dict.fromkeys([*(int(row["rank"]) for row in verdicts), *ranks])]
     definitions = definitions_of(run)

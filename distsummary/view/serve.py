@@ -339,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == "edit":
             self._send(HTTPStatus.OK, "application/json", json.dumps(self.server.edit).encode())
         elif name == "data":
-            found = self.server.served.page(asked.get("run", ""), query.get("with", []))
+            found = self.server.served.page(asked.get("run", ""), query.get("with", []), query.get("by", []))
             self._send_known("application/octet-stream", found)
         elif name == "progress":
             text = json.dumps(dict(zip(("text", "done", "total"), noted(), strict=True)))

@@ -25,6 +25,7 @@ from distsummary.runs.recorded_run import RecordedRun, open_run
 from distsummary.runs.run_row import RunRow
 from distsummary.runs.run_rows import RunRows
 from distsummary.runs.run_table import RunTable
+from distsummary.runs.show import fact_text
 from distsummary.view.compared_runs import refuse_others
 from distsummary.view.packing import sent
 from distsummary.view.page import page, rank_curve, step_anatomy, tag_curve
@@ -34,6 +35,7 @@ EVERY_S = 2.0  # at most so often the files are looked at
 # After reading, a pause of so many times its duration follows: reading takes a fifth of the time at most.
 PAUSE = 4
 OPEN = 8  # runs that are kept open
+_MOST_COLUMNS = 20  # by which runs are grouped
 FIRST_S, LIST_S = 0.2, 2.0  # event files are read so long for the first answer with the list, and for others
 T = TypeVar("T")
 _Part: TypeAlias = tuple[str, str | int, int | None]  # "curve" and its tag, or "step" and its number; a rank
@@ -57,7 +59,7 @@ class Served:
     Args:
         directory: one with run dirs in it or below, or anything that `open_run` takes.
         every_s: seconds; answers may be as old as that, and older if reading takes long; 0: none is old.
-        make: makes the data of a page of a run and `others`, see `page`.
+        make: makes the data of a page of a run and `others` with their `labels`, see `page`.
 
     Raises MissingFileError or NotADirectoryPathError if there is no such directory.
     """
@@ -93,12 +95,15 @@ class Served:
             self._listing.expire()
         return answer
 
-    def page(self, name: str, others: Sequence[str] = ()) -> Response:
+    def page(self, name: str, others: Sequence[str] = (), by: Sequence[str] = ()) -> Response:
         """The page of a run, next to others, as `packing.sent` writes it.
+
+        Args:
+            by: columns of the list; runs that have the same in them are a group. Empty: each run is alone.
 
         Raises UnknownRunError; MissingFileError if a run was removed; errors of `page`.
         """
-        return self._run(name, *others).page()
+        return self._run(name, *others, by=by).page()
 
     def curve(self, name: str, tag: str, rank: int | None = None) -> Response:
         """One tag of one rank, or of all together: of a long run what a drawing needs, with the extremes.
@@ -155,7 +160,7 @@ class Served:
         found = {"directory": os.fspath(self.path), "note": note, **run_list(self._table)}
         return _answer(json.dumps(found).encode())
 
-    def _run(self, *names: str) -> "_Run":
+    def _run(self, *names: str, by: Sequence[str] = ()) -> "_Run":
         for name in names:
             # A run may have begun after the list that is kept.
             if name not in self._names:
@@ -165,14 +170,31 @@ class Served:
                 if name not in self._names:
                     raise UnknownRunError(name)
         refuse_others(self.path / names[0], [self.path / name for name in names[1:]])
+        labels = self._labels(names, by) if by and len(names) > 1 else ()
         with self._lock:
             paths = [self.path / name for name in names]
             # Put at the end of the order: the first one, which was unused for the longest time, is dropped.
-            run = self._opened.pop(names, None) or _Run(paths, self._every_s, self._make)
-            self._opened[names] = run
+            key = (*names, *labels)
+            run = self._opened.pop(key, None) or _Run(paths, self._every_s, self._make, labels)
+            self._opened[key] = run
             if len(self._opened) > OPEN:
                 self._opened.popitem(last=False)
         return run
+
+    def _labels(self, names: Sequence[str], by: Sequence[str]) -> tuple[str, ...]:
+        """What each run has in some columns in which they differ, such as "lr 0.1, batch 64"."""
+        if not self._table.rows:
+            self.runs()
+        cells = {row.path: self._table.cells(place) for place, row in enumerate(self._table.rows)}
+        said = {
+            column: [
+                f"{column.removeprefix('config.')} {fact_text(cells.get(name, {}).get(column))}"
+                for name in names
+            ]
+            for column in by[:_MOST_COLUMNS]
+        }
+        shown = [texts for texts in said.values() if len({*texts}) > 1] or [*said.values()]
+        return tuple(map(", ".join, zip(*shown, strict=True)))
 
 
 class _Kept(Generic[T]):
@@ -212,8 +234,14 @@ class _Run:
     of the moment of the first.
     """
 
-    def __init__(self, paths: Sequence[Path], every_s: float, make: Callable[..., dict[str, Any]]) -> None:
-        self._paths, self._make = paths, make
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        every_s: float,
+        make: Callable[..., dict[str, Any]],
+        labels: Sequence[str],
+    ) -> None:
+        self._paths, self._make, self._labels = paths, make, labels
         self._lock, self._look = threading.Lock(), _Kept[str](every_s)
         self._runs: list[RecordedRun] = []
         self._held = ExitStack()
@@ -227,7 +255,11 @@ class _Run:
             if self._page is None:
                 with self._look.work():
                     run, *others = self._runs
-                    self._page = _tried(lambda: _answer(sent(self._make(run, others=others)), version=stamp))
+                    self._page = _tried(
+                        lambda: _answer(
+                            sent(self._make(run, others=others, labels=self._labels)), version=stamp
+                        )
+                    )
             return _given(self._page)
 
     def part(self, part: _Part) -> Response:

@@ -191,3 +191,18 @@ def test_runs_that_are_chosen_in_the_list_are_compared(served):
         "alone",
     ]
     assert "alone" in page.locator("#compared .legend").first.inner_text()
+
+
+def test_groups_of_the_list_are_compared_as_bands(served):
+    _, page = served
+    page.get_by_label("group by").select_option("state")
+    page.get_by_label("compare the runs of state unreadable").check()
+    page.get_by_role("link", name="compare 2 runs").click()
+    page.wait_for_selector("html[data-ready] #compared canvas")
+    assert page.locator("#compared .legend").inner_text() == "state unreadable (2 runs)"
+    for kind in ("time", "step"):
+        page.get_by_role("button", name=kind, exact=True).click()
+        assert page.locator("#compared .chart canvas").first.is_visible()
+    page.locator("main").get_by_label("group by").select_option("")
+    page.wait_for_selector("html[data-ready] #compared canvas")
+    assert page.locator("#compared .legend span").all_inner_texts() == ["alone", "slow"]

@@ -6,7 +6,7 @@ import { render } from "preact"
 import { follow, isPaused } from "./base/follow"
 import { whole } from "./base/format"
 import { begin, go } from "./base/hash"
-import { ask, isServed, otherNames, readData, runName, type Fields } from "./base/source"
+import { ask, groupedBy, isServed, otherNames, readData, runName, type Fields } from "./base/source"
 import { changeTheme, data, said } from "./base/store"
 import type { Page } from "./base/types"
 import { pagesOfRun, Shell } from "./pages/shell"
@@ -59,7 +59,7 @@ async function start(): Promise<void> {
     const { data: list, version } = await ask<Listing>("runs")
     if (list!.columns.path?.length !== 1 || list!.columns.path[0] !== ".") return showRuns(list!, version)
   }
-  const fields: Fields = [["run", name ?? "."], ...otherNames().map((other) => ["with", other])]
+  const fields: Fields = [["run", name ?? "."], ...otherNames().map((other) => ["with", other]), ...groupedBy().map((column) => ["by", column])]
   const waiting = setInterval(() => ask<Progress>("progress").then(({ data: now }) => say(`Reading ${name ?? "the run"}: ${progressSaid(now!)}`), () => {}), 700)
   const answer = await ask<Page>("data", fields).finally(() => clearInterval(waiting))
   show(answer.data!, name != null && name !== ".")

@@ -70,13 +70,33 @@ def test_facts_that_differ_are_reported_with_the_value_of_each_run(tmp_path):
     record(tmp_path / "c")
     found = compared(*(tmp_path / name for name in "abc"))
     differing = dict(found["differing"])
-    assert differing["config.lr"] == [0.1, 0.2, None]
-    assert differing["state"] == ["finished", "finished", "no run.json"]
-    assert differing["config.opt.wd"] == ["nan", "nan", None]
+    assert differing["config.lr"] == [[0.1], [0.2], [None]]
+    assert differing["state"] == [["finished"], ["finished"], ["no run.json"]]
+    assert differing["config.opt.wd"] == [["nan"], ["nan"], [None]]
     two = compared(tmp_path / "a", tmp_path / "b", tags=["loss"])
     assert "config.opt.wd" not in dict(two["differing"])
     assert two["equal"] > 0
     assert [one["tag"] for one in two["tags"]] == ["loss"]
+
+
+def test_runs_of_a_group_are_one_curve_with_the_lowest_and_the_highest(tmp_path):
+    for place, (lr, seed) in enumerate([(0.1, 0), (0.2, 0), (0.1, 1), (0.1, 2)]):
+        with ds.init(tmp_path / f"{place}", config={"lr": lr, "seed": seed}, quiet=True) as run:
+            for step in run.steps(range(1, 6 + seed)):
+                run.log(loss=lr / step + seed)
+    paths = [tmp_path / f"{place}" for place in range(4)]
+    found = compared(*paths, labels=["lr 0.1", "lr 0.2", "lr 0.1", "lr 0.1"], tags=["loss"])
+    assert found["groups"] == [{"name": "lr 0.1", "runs": 3}, {"name": "lr 0.2", "runs": 1}]
+    assert [one["group"] for one in found["runs"]] == [0, 1, 0, 0]
+    assert dict(found["differing"])["config.lr"] == [[0.1], [0.2]]
+    [loss] = found["tags"]
+    mean, alone = loss["lines"]
+    assert mean["steps"].tolist() == [1, 2, 3, 4, 5]  # that all of them have
+    assert [float(mean[name][-1]) for name in ("low", "values", "high")] == pytest.approx([0.02, 1.02, 2.02])
+    assert "low" not in alone
+    assert (mean["seconds"] >= 0).all()
+    assert loss["differences"][0]["values"][-1] == pytest.approx(0.04 - 1.02)
+    assert [one["last"] for one in loss["standings"]] == pytest.approx([1.0175, 0.04], rel=0.01)
 
 
 def test_what_cannot_be_compared_is_refused_and_without_others_there_is_nothing(tmp_path):

@@ -10,6 +10,7 @@ from operator import getitem
 import numpy as np
 import pytest
 
+import distsummary as ds
 from distsummary.errors import FilterError, InvalidValueError, MissingFileError
 from distsummary.format.records import Value
 from distsummary.runs.recorded_run import RecordedRun
@@ -46,9 +47,7 @@ def listed(served: Served) -> dict:
 def test_a_page_is_made_again_when_there_is_more_and_only_then(tmp_path):
     record(tmp_path / "a/run")
     made = []
-    served = Served(
-        tmp_path, every_s=0.0, make=lambda run, others: made.append(run) or page(run, others=others)
-    )
+    served = Served(tmp_path, every_s=0.0, make=lambda run, **given: made.append(run) or page(run, **given))
     assert names(served) == ["a/run"]
     first = served.page("a/run")
     assert contents(first)["overview"]["steps"] == [1, 5]
@@ -65,7 +64,7 @@ def test_tabs_that_ask_together_have_it_read_once(tmp_path):
     record(tmp_path / "run")
     inside, go_on, made = threading.Event(), threading.Event(), []
 
-    def slow(run, others):
+    def slow(run, **given):
         made.append(run)
         inside.set()
         assert go_on.wait(PATIENCE_S)
@@ -104,6 +103,24 @@ def test_a_run_that_begins_right_after_the_list_was_made_is_read(tmp_path):
     assert names(served) == ["first"]
     record(tmp_path / "second")
     assert contents(served.page("second"))["overview"]["steps"] == [1, 5]
+
+
+def test_runs_are_compared_in_groups_of_those_that_have_the_same_in_columns_of_the_list(tmp_path):
+    for place, (lr, seed) in enumerate([(0.1, 0), (0.1, 1), (0.2, 0)]):
+        with ds.init(tmp_path / f"{place}", config={"lr": lr, "seed": seed, "batch": 8}, quiet=True) as run:
+            for _ in run.steps(range(2)):
+                run.log(loss=lr)
+    served = Served(tmp_path, every_s=3600.0)
+
+    def groups(*by):
+        return [
+            (one["name"], one["runs"])
+            for one in contents(served.page("0", ["1", "2"], by))["compare"]["groups"]
+        ]
+
+    assert groups("config.lr", "config.batch") == [("lr 0.1", 2), ("lr 0.2", 1)]
+    assert groups("config.batch", "nothing") == [("batch 8, nothing -", 3)]
+    assert groups() == [("0", 1), ("1", 1), ("2", 1)]
 
 
 def test_only_runs_of_the_list_are_read(tmp_path):
@@ -179,10 +196,10 @@ def test_a_page_that_fails_is_tried_again_only_when_the_files_are_looked_at_agai
     record(tmp_path)
     tried = []
 
-    def failing(run, others):
+    def failing(run, **given):
         tried.append(run)
         if len(tried) > 3:
-            return page(run, others=others)
+            return page(run, **given)
         raise OSError(f"try {len(tried)}")
 
     seldom, always = (Served(tmp_path, every_s=every_s, make=failing) for every_s in (3600.0, 0.0))

@@ -24,6 +24,9 @@ export const runName = (): string | null => new URLSearchParams(location.search)
 // The runs that this page shows next to it.
 export const otherNames = (): string[] => new URLSearchParams(location.search).getAll("with")
 
+// The columns by which these runs are grouped.
+export const groupedBy = (): string[] => new URLSearchParams(location.search).getAll("by")
+
 export class Refused extends Error {
   constructor(message: string, readonly status: number) { super(message) }
 }

@@ -75,16 +75,19 @@ function draw(place: HTMLElement, width: number, { name, unit, lines, band, rank
   for (const line of lines) {
     const stroke = css(line.color)
     const smooth = factor ? plain(smoothed(line.values, factor)) : null
-    tables.push([Array.from(line.steps), plain(line.values), ...(smooth ? [smooth] : [])])
+    const range = line.low && line.high ? [plain(line.high), plain(line.low)] : []
+    tables.push([Array.from(line.steps), plain(line.values), ...(smooth ? [smooth] : []), ...range])
     if (smooth) series.push({ stroke, width: 0.6, alpha: 0.35, points })
     series.push({ stroke, width: line.width, dash: line.dash, points: { show: line.steps.length < 40, size: 4, fill: stroke, width: 0 } })
+    if (range.length) bands.push({ series: [series.length, series.length + 1], fill: `color-mix(in srgb, ${stroke} 18%, transparent)` })
+    for (const _ of range) series.push({ stroke, width: 0.5, alpha: 0.4, points })
   }
   const joined = tables.length ? uPlot.join(tables, tables.map((table) => table.map(() => 1))) : ([[], []] as unknown as uPlot.AlignedData)
   const places = Array.from(joined[0], along.to)
   // Two steps at the same time must not be at the same place of a rising axis.
   for (let at = 1; at < places.length; at++) if (!(places[at] > places[at - 1])) places[at] = places[at - 1] + 1e-9 * Math.max(1, Math.abs(places[at - 1]))
   const ends = data.value.overview.steps ?? [0, 1]
-  const [from, to] = (range ?? [Math.min(ends[0], joined[0][0] ?? ends[0]), Math.max(ends[1], ends[0] + 1)]).map(along.to)
+  const [from, to] = (range ?? [Math.min(ends[0], joined[0][0] ?? ends[0]), Math.max(ends[1], ends[0] + 1, joined[0].at(-1) ?? 0)]).map(along.to)
   const yRange: uPlot.Range.Function = (u, low, high) => {
     if (low == null || high == null) return isLog ? [1, 10] : [0, 1]
     if (isLog) return [low / 1.1, high * 1.1]

@@ -1,15 +1,30 @@
 // Which lines a chart of a tag has, and what each says: pure, without a page.
 
 import { withUnit } from "../base/format"
-import type { Band, Curve, Line, RankLine } from "../base/types"
+import type { Band, Curve, Line, Numbers, RankLine } from "../base/types"
 
-export interface Drawn extends Line { label: string; color: string; width: number; dash?: number[] }
+export interface Drawn extends Line { low?: Numbers; high?: Numbers; label: string; color: string; width: number; dash?: number[] }
 export interface Chosen { rank: number; line: Line | null; why?: string } // `why` it is not there, or not exact
 
 // Colours that people with any colour vision tell apart (Okabe-Ito), as variables of page.css. Vermilion is for the rank
 // that holds up the run alone.
 export const RANK_COLORS = ["--orange", "--purple", "--green", "--sky", "--yellow", "--grey-line"]
 export const RUN_COLORS = ["--blue", "--vermilion", "--green", "--purple", "--orange", "--sky", "--yellow", "--grey-line"]
+
+export interface GroupLine extends Line { seconds: Numbers; low?: Numbers; high?: Numbers }
+export interface RunGroup { name: string; runs: number }
+
+export const groupColor = (at: number): string => RUN_COLORS[at % RUN_COLORS.length]
+export const groupSaid = ({ name, runs }: RunGroup): string => (runs > 1 ? `${name} (${runs} runs)` : name)
+
+// The line of a run or of a group of runs, which is their mean with the lowest and the highest. With `back`, it is placed
+// by the time that it took itself: at the step to which the axis gives that time.
+export function groupLine(line: GroupLine | null, group: RunGroup, at: number, back?: (seconds: number) => number): Drawn[] {
+  if (!line) return []
+  let last = -Infinity
+  const steps = back ? Float64Array.from(line.seconds, (seconds) => (last = Math.max(last, back(seconds)))) : line.steps
+  return [{ ...line, steps, label: groupSaid(group), color: groupColor(at), width: 1.5, dash: at < RUN_COLORS.length ? undefined : [5, 3] }]
+}
 
 export const rankColor = (rank: number, chosen: number[], culprit: number | null): string =>
   rank === culprit ? "--vermilion" : RANK_COLORS[Math.max(0, chosen.filter((one) => one !== culprit).indexOf(rank)) % RANK_COLORS.length]
@@ -36,10 +51,10 @@ export function ofRun(curve: Curve): { line: Line | RankLine | null; of: string 
   return { line, of: curve.median ? "median" : curve.ranks > 1 && line && "rank" in line ? `rank ${line.rank}` : "" }
 }
 
-// The newest value of the run, with a word where it is no mean.
+// The newest value of the run.
 export function newest(curve: Curve): string {
-  const { line, of } = ofRun(curve)
-  return line?.values.length ? `${curve.merged && of !== "mean" ? `${of} ` : ""}${withUnit(line.values[line.values.length - 1], curve.unit)}` : ""
+  const { line } = ofRun(curve)
+  return line?.values.length ? withUnit(line.values[line.values.length - 1], curve.unit) : ""
 }
 
 // The lines of a tag from the bottom to the top: the run, the median of the ranks where it differs, chosen ranks.

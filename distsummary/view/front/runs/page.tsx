@@ -274,7 +274,7 @@ function Compare() {
   return (
     <>
       <span class="chip">{`${whole(paths.length)} selected`}<button class="link" aria-label="select none" onClick={() => put({ runs: null })}>{" ×"}</button></span>
-      {isTooMany ? <span class="quiet">{`up to ${listing.value.most} can be compared`}</span> : others.length > 0 && <a class="button strong" href={`?${new URLSearchParams([["run", first], ...others.map((one) => ["with", one])])}`}>{`compare ${counted(paths.length, "run")}`}</a>}
+      {isTooMany ? <span class="quiet">{`up to ${listing.value.most} can be compared`}</span> : others.length > 0 && <a class="button strong" href={`?${new URLSearchParams([["run", first], ...others.map((one) => ["with", one]), ...groupColumns.value.map((one) => ["by", one])])}`}>{`compare ${counted(paths.length, "run")}`}</a>}
     </>
   )
 }

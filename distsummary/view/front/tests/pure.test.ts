@@ -4,7 +4,7 @@ import { describe, expect, test } from "vitest"
 import { between, makeAxis } from "../base/axis"
 import { firstAdvice, given, lasting, milliseconds, number, ranges, tickDistance, ticksSaid, visible, withUnit } from "../base/format"
 import type { Band, Curve, Graph } from "../base/types"
-import { isSame, linesOf, nearest, newest, smoothed, suitsLog, withoutOutliers } from "../charts/series"
+import { groupLine, isSame, linesOf, nearest, newest, smoothed, suitsLog, withoutOutliers } from "../charts/series"
 import { chosenTags, treeOf } from "../metrics/tree"
 import { boxesOf, scopesOf } from "../model/scopes"
 
@@ -61,6 +61,12 @@ const bandOf = (low: number[], high: number[]) => ({ steps: Int32Array.from(low.
 const curve = (more: Partial<Curve>): Curve => ({ tag: "a", unit: "", ranks: 3, points: 0, steps: 0, median: line(1, 2), band: bandOf([0, 1], [2, 3]), lines: [], merged: null, across: "mean", not_finite: 0, first_not_finite: null, ...more })
 
 describe("lines", () => {
+  test("a group of runs is one line with a band, named by what they have in common", () => {
+    const group = { ...line(1, 2), low: Float32Array.from([0, 1]), high: Float32Array.from([3, 4]), seconds: Float64Array.from([0, 10]) }
+    expect(groupLine(group, { name: "lr 0.1", runs: 5 }, 1)).toMatchObject([{ label: "lr 0.1 (5 runs)", color: "--vermilion", low: group.low, steps: group.steps }])
+    expect(groupLine(group, { name: "a", runs: 1 }, 0, (seconds) => 2 * seconds)).toMatchObject([{ label: "a", steps: Float64Array.from([0, 20]) }])
+    expect(groupLine(null, { name: "a", runs: 1 }, 0)).toEqual([])
+  })
   test("ranks that are alike are one line without a band", () => {
     expect(isSame(bandOf([1, NaN], [1, NaN]))).toBe(true)
     expect(linesOf(curve({ band: bandOf([1, 2], [1, 2]) }), [], null)).toMatchObject({ band: null, lines: [{ label: "all ranks" }] })
@@ -74,7 +80,7 @@ describe("lines", () => {
     expect(labels({ merged: line(1, 2) })).toEqual(["mean"])
     expect(labels({ merged: line(1, 3), across: "max" })).toEqual(["max", "median"])
     expect(labels({ merged: line(4, 8), across: "sum", band: bandOf([1, 2], [1, 2]) })).toEqual(["sum", "each rank"])
-    expect([newest(curve({ merged: line(4, 8), across: "sum", unit: "tokens" })), newest(curve({ merged: line(1, 3) })), newest(curve({}))]).toEqual(["sum 8 tokens", "3", "2"])
+    expect([newest(curve({ merged: line(4, 8), across: "sum", unit: "tokens" })), newest(curve({ merged: line(1, 3) })), newest(curve({}))]).toEqual(["8 tokens", "3", "2"])
   })
   test("smoothing pulls nothing to 0 and passes over what is not finite", () => {
     expect(smoothed([4, NaN, 4], 0.9).map((one) => Math.round(one))).toEqual([4, NaN, 4])
