@@ -1,6 +1,5 @@
 """ds.init: finds the rank and the run directory, and returns a Run with its collector."""
 
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from distsummary.aggregate.joining import coordinator
 from distsummary.base.checks import check_choice, check_int, check_type, suggests
 from distsummary.base.columns import quoted
+from distsummary.base.guard import guarded_log
 from distsummary.base.processes import in_ray
 from distsummary.base.terminal import announced
 from distsummary.collect.collector import CollectorCallback
@@ -35,7 +35,7 @@ from distsummary.training.recording import weakly
 from distsummary.training.resumed import Resumed
 from distsummary.training.run import Run
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 @suggests

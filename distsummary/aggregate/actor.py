@@ -1,7 +1,6 @@
 """AggregatorClient: how a rank calls its run's aggregator, a Ray actor, and has its files sent there."""
 
 import contextlib
-import logging
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -17,6 +16,7 @@ from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.actor_calls import RayConnection, RayGoneError, why_not_begun
 from distsummary.base.columns import quoted
 from distsummary.base.failures import error_line
+from distsummary.base.guard import guarded_log
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.rundir.admission import refuse_other_version, refuse_unshared
 from distsummary.rundir.attempts import Registration
@@ -25,7 +25,7 @@ from distsummary.rundir.deal import Deal, Heartbeat
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 RETRY_S = 0.5
 REGISTER_S = 60.0

@@ -1,6 +1,5 @@
 """The ship of a node as a Ray actor, the home behind the aggregator, and how a rank calls its ship."""
 
-import logging
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from distsummary.aggregate.actor_aggregator import actor_name, start_aggregator, start_on
 from distsummary.base.actor_calls import RayConnection, RayGoneError
 from distsummary.base.failures import error_line
+from distsummary.base.guard import guarded_log
 from distsummary.base.processes import own_process
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
@@ -21,7 +21,7 @@ from distsummary.storage.home import Entered, HostState, News, Seen
 from distsummary.storage.ship import Ship
 from distsummary.storage.spool import Change
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 ANSWER_S = 5.0  # how long a ship waits for its home, whose link may be cut
 RETRY_S = 0.5

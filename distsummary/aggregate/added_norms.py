@@ -1,6 +1,5 @@
 """Adds the norms of parameters up over the ranks that hold different parts, one of equal copies each."""
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -8,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.guard import guarded_log
 from distsummary.format.norm_totals import norm_totals
 from distsummary.format.norms import COLUMNS, ParameterNorms, ParameterTable
 from distsummary.format.own_tags import NORMS_TAG
@@ -15,7 +15,7 @@ from distsummary.format.records import NORMS, Value
 
 Ints = NDArray[np.int64]
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 class AddedNorms:

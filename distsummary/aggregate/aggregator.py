@@ -1,6 +1,5 @@
 """The aggregator of one run: it registers the ranks, deals, and writes the merged run while they train."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +15,7 @@ from distsummary.aggregate.settlement import Settlement
 from distsummary.aggregate.stuck_ranks import StuckRanks
 from distsummary.base.columns import quoted
 from distsummary.base.failures import error_line
-from distsummary.base.guard import run_each, warn
+from distsummary.base.guard import guarded_log, run_each
 from distsummary.base.publish import is_gone
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
@@ -40,7 +39,7 @@ from distsummary.rundir.states import AttemptState, RankState, is_over, read_run
 from distsummary.rundir.timeouts import JOIN_S, LAUNCHER_S, WORLD_S
 from distsummary.rundir.topology import LAUNCHED, Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 ROUND_S = 0.5
 LOOK_S = 2.0  # seconds between two looks at the files in which the ranks report their states
@@ -215,7 +214,7 @@ class Aggregator:
                 # The files of the ranks can still be merged later.
                 reason = f"the aggregator failed: {error_line(error)}"
                 self._error = f"{base}: {reason}; run: distsummary merge {quoted(base)}"
-                warn(logger, "%s", self._error)
+                logger.warning("%s", self._error)
         finally:
             # Whoever waits is released first, whatever the steps of the end raise.
             with self._changed:
@@ -438,7 +437,7 @@ class Aggregator:
         """Log a warning, once."""
         if text not in self._warned:
             self._warned.add(text)
-            warn(logger, "%s: %s", self._run_dir.base, text)
+            logger.warning("%s: %s", self._run_dir.base, text)
 
 
 def _awaits_launcher(entry: Manifest, attempt: AttemptState) -> bool:

@@ -1,6 +1,5 @@
 """LoneRank: judges a training of one rank in its own process, as the aggregator judges those of several."""
 
-import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from distsummary.aggregate.judging import Judging
 from distsummary.aggregate.rank_columns import RankColumns, RecordedScalars, TagNumbers
 from distsummary.aggregate.stuck_ranks import StuckRanks
 from distsummary.base.failures import error_line
+from distsummary.base.guard import guarded_log
 from distsummary.diagnosis.ends import attempt_verdicts
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.events.rank_stream import RankStream
@@ -22,7 +22,7 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import AttemptState, read_run
 from distsummary.rundir.topology import Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 STOP_S = 5.0  # the end waits so long for a judgement that hangs, as on a disk that does
 EVENTS = 1 << 15  # that are judged at a time, to hold few of them in memory

@@ -16,12 +16,13 @@ from filelock import Timeout
 
 from distsummary.aggregate.aggregator import Aggregator
 from distsummary.base.columns import quoted
+from distsummary.base.guard import guarded_log
 from distsummary.errors import DistSummaryError
 from distsummary.rundir.attempts import open_attempts
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import read_run
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 POLL_S = 0.5
 HUNG_S = 60.0  # how long a second aggregator waits for the first after the ranks have ended

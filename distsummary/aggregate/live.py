@@ -1,6 +1,5 @@
 """Writes the merged run of one attempt while its ranks train, from their files."""
 
-import logging
 import math
 import os
 import time
@@ -16,6 +15,7 @@ from distsummary.aggregate.rank_columns import WINDOW
 from distsummary.aggregate.receiver import POLL_S, Receiver
 from distsummary.aggregate.role_description import RoleDescription
 from distsummary.aggregate.step_files import StepFiles
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.judge import BUSY_STEPS
 from distsummary.diagnosis.reporting import Alerts
@@ -37,7 +37,7 @@ BUSY = (
     "reported as slow (logged once; distsummary why says at how many steps)"
 )
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

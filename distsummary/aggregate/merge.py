@@ -1,6 +1,5 @@
 """Merge the files of a run's ranks into one run, offline and without Ray."""
 
-import logging
 import os
 import secrets
 from collections import deque
@@ -25,6 +24,7 @@ from distsummary.aggregate.merger import Merger
 from distsummary.aggregate.role_description import describe, log_conflicts
 from distsummary.aggregate.step_files import StepFiles
 from distsummary.base.checks import check_recorded, check_type
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import ensure_directory
 from distsummary.diagnosis.alerts import Reported, reported_hangs
 from distsummary.diagnosis.reporting import Alerts
@@ -43,7 +43,7 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 
 _ROLES = ("eval", "train")
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """A run's aggregator without Ray: a child process of rank 0 that follows the files of the ranks."""
 
 import atexit
-import logging
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.at_exit import DaemonThread
 from distsummary.base.columns import quoted
+from distsummary.base.guard import guarded_log
 from distsummary.base.processes import is_alive, no_fork
 from distsummary.rundir.attempts import (
     Registration,
@@ -28,7 +28,7 @@ from distsummary.rundir.rank_manifest import ranks_of
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # pauses before the aggregator is started again
 AGAIN_S = 10.0  # the first interval between starts by heartbeats; each is twice the one before

@@ -1,6 +1,5 @@
 """Receiver: follows the streams of the ranks of one attempt, and says which steps are complete."""
 
-import logging
 import math
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 from distsummary.aggregate.pending import PendingSteps, Source
 from distsummary.aggregate.rank_columns import WINDOW, room_of
+from distsummary.base.guard import guarded_log
 from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import Damage, Piece
 from distsummary.rundir.timeouts import WAIT_S
@@ -25,7 +25,7 @@ _EVENTS = 100_000  # of all ranks that are read in one round, to hold few of the
 _LEAST_EVENTS = 256  # of one rank: as many as are decoded at once
 LEAST_ROOM = 1 << 10  # scalars of one rank that are read in turn
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,5 @@
 """What a merged run says about itself apart from its steps: lineage, settings and their end, and a text."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from distsummary.aggregate.merge_lineage import Conflict, merge_lineage
 from distsummary.base.checks import as_unicode
+from distsummary.base.guard import guarded_log
 from distsummary.base.many_files import read_each
 from distsummary.events.reader import read_lineage
 from distsummary.format.hparams import session_end, session_start
@@ -20,7 +20,7 @@ from distsummary.rundir.states import AttemptState, read_run
 
 _NAMED = 10  # settings named in a message
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

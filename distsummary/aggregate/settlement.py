@@ -1,6 +1,5 @@
 """Settlement: completes the merged run of the attempts of which no rank runs any more."""
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -10,6 +9,7 @@ from distsummary.aggregate.merge import merge_run
 from distsummary.aggregate.merged_files import merge_facts
 from distsummary.aggregate.role_description import RoleDescription, describe, log_conflicts
 from distsummary.base.columns import quoted
+from distsummary.base.guard import guarded_log
 from distsummary.diagnosis.sentence import named_ranks
 from distsummary.errors import DistSummaryError, MissingFileError
 from distsummary.events.newest import newest_step
@@ -19,7 +19,7 @@ from distsummary.rundir.timeouts import EVALUATED_S, HIDDEN_S
 
 GIVE_UP_S = 5.0  # how long a merge that fails is tried again
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 class Settlement:

@@ -4,7 +4,6 @@ What a step shows depends on that step and on earlier ones, never on later ones.
 running training and a merge of its finished files write the same.
 """
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -15,6 +14,7 @@ import numpy as np
 
 from distsummary.aggregate.across import across_ranks
 from distsummary.aggregate.rank_columns import Bools, Floats, Ints, RecordedScalars
+from distsummary.base.guard import guarded_log
 from distsummary.format.definitions import MEAN, WEIGHTED, Definitions
 from distsummary.format.own_tags import (
     CHECK_TAGS,
@@ -56,7 +56,7 @@ MAX_DIFFERING = 256  # tags that get statistics because ranks differ
 _ALWAYS, _NEVER = float("-inf"), float("inf")  # as steps
 _MAX_TABLE = 1 << 22  # points x ranks of a sampled tag at once
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,8 @@ def close_with_trial(close: Callable[[], object]) -> None:
     module: Any = sys.modules.get("ray.train._internal.session")
     if module is None or hasattr(finish := module._TrainSession.finish, "__wrapped__"):
         return
+    if not callable(finish):
+        raise TypeError(f"{finish!r} is not callable")
 
     @functools.wraps(finish)
     def finish_and_close(self: Any, timeout: float | None = None) -> Any:

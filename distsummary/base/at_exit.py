@@ -5,7 +5,6 @@ Python 3.12 starts no thread any more then: a DaemonThread does its work in the 
 """
 
 import atexit
-import logging
 import os
 import sys
 import threading
@@ -14,10 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import BuiltinFunctionType
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.processes import in_ray, ipython_shell
 from distsummary.errors import UsageError
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 END_S = 60.0  # how long the end of the interpreter waits for what another thread closes
 

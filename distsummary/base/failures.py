@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
-from distsummary.base.guard import Guard, warn
+from distsummary.base.guard import Guard, guarded_log
 from distsummary.base.health import Health
 from distsummary.errors import WriteError, remedy_of
 
@@ -59,7 +59,7 @@ class Failures:
         self.health = health
         self.last: str | None = None  # the newest reason that has not been raised yet
         self.guard = Guard(lambda: self)
-        self._logger, self._prefix = logger, prefix
+        self._logger, self._prefix = guarded_log(logger.name), prefix
         self._raise_exception = raise_exception
 
     def count(
@@ -77,7 +77,7 @@ class Failures:
         self.drop(dropped, reason)
         self.last = reason
         if logs and is_new:
-            warn(self._logger, "%s%s (logged once; counted in health())", self._prefix, reason)
+            self._logger.warning("%s%s (logged once; counted in health())", self._prefix, reason)
 
     def drop(self, values: Mapping[str, int], reason: str = "") -> None:
         """Count lost values by plugin, of a failure that was counted."""
@@ -192,7 +192,9 @@ class DroppedSteps:
         """A step is dropped; `dropped`: plugin -> values."""
         if not self.steps:
             self._begun, self._reason = self._clock(), reason
-            warn(self._logger, "%s%s; whole steps are dropped and counted from now on", self._prefix, reason)
+            self._logger.warning(
+                "%s%s; whole steps are dropped and counted from now on", self._prefix, reason
+            )
         self.steps += 1
         self._values += sum(dropped.values())
         self._failures.count(reason, dropped=dropped, logs=False)
@@ -200,8 +202,7 @@ class DroppedSteps:
     def end(self) -> None:
         """No more steps are dropped for now."""
         if self.steps:
-            warn(
-                self._logger,
+            self._logger.warning(
                 "%s%s step(s) with %s values were dropped in %.0f s: %s",
                 self._prefix,
                 f"{self.steps:,}",

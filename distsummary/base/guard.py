@@ -22,7 +22,24 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, ca
 
 from distsummary.errors import NonFiniteError, WriteError
 
-logger = logging.getLogger(__name__)
+
+def guarded_log(name: str) -> logging.Logger:
+    """The logger of this name; what a handler of the user's raises is printed, and ends nothing of ours."""
+    log = logging.getLogger(name)
+    vars(log)["handle"] = functools.partial(_handle, log)
+    return log
+
+
+def _handle(log: logging.Logger, record: logging.LogRecord) -> None:
+    try:
+        type(log).handle(log, record)
+    except Exception as error:
+        # The terminal may be gone, too.
+        with suppress(Exception):
+            print(f"{record.getMessage()} (a handler of logging raised {error!r})", file=sys.stderr)
+
+
+logger = guarded_log(__name__)
 
 MOST = 100  # failures of a part, after which it is switched off
 MOST_PARTS = 1000  # whose failures are counted at a time: names may hold those of parameters
@@ -35,16 +52,6 @@ Parts: TypeAlias = Iterable[tuple[str, Callable[[], object]]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def warn(log: logging.Logger, text: str, *args: object) -> None:
-    """Log a warning. What a handler of the user's raises is printed, and ends nothing of ours."""
-    try:
-        log.warning(text, *args, stacklevel=2)
-    except Exception as error:
-        # The terminal may be gone, too.
-        with suppress(Exception):
-            print(f"{text % args} (a handler of logging raised {error!r})", file=sys.stderr)
 
 
 def run_each(parts: Parts, fail: Callable[[str, Exception], object]) -> None:
@@ -83,7 +90,7 @@ class _Logged:
     def count(self, reason: str) -> None:
         if reason not in self._reasons and len(self._reasons) < MOST:
             self._reasons.add(reason)
-            warn(logger, "%s (logged once)", reason)
+            logger.warning("%s (logged once)", reason)
 
     def fail(self, what: str, error: Exception) -> None:
         self.count(f"{what}: {type(error).__name__}: {error}")
@@ -180,7 +187,7 @@ class Guard:
         except ASKED_FOR:
             raise
         except Exception as another:
-            warn(logger, "%s failed, and so did counting it: %r, %r", part, error, another)
+            logger.warning("%s failed, and so did counting it: %r, %r", part, error, another)
 
     # A copy of the object belongs to no run.
     def __reduce__(self) -> Any:
@@ -191,7 +198,7 @@ class Guard:
             if self._otherwise is not None:
                 self._otherwise()
         except Exception as error:
-            warn(logger, "%s failed, and so did what is done instead: %r", part, error)
+            logger.warning("%s failed, and so did what is done instead: %r", part, error)
 
     def _count(self, part: str, error: Exception, shown: str) -> None:
         now_s = self._clock()

@@ -1,9 +1,10 @@
 """Health: what a writer was given, has written and dropped, and why."""
 
-import logging
 from dataclasses import dataclass, field
 
-logger = logging.getLogger(__name__)
+from distsummary.base.guard import guarded_log
+
+logger = guarded_log(__name__)
 
 _absent: dict[str, int] = {}  # what this process is without, for want of a private name of a framework -> 1
 

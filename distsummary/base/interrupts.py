@@ -1,6 +1,5 @@
 """Handles Ctrl-C: repeats a lost KeyboardInterrupt, delays one while work must finish, and recognises it."""
 
-import logging
 import os
 import signal
 import sys
@@ -12,9 +11,9 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from types import FrameType
 
-from distsummary.base.guard import Guard
+from distsummary.base.guard import Guard, guarded_log
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 # A second Ctrl-C before that is the same: torchrun sends one to ranks that the terminal sent one.
 AGAIN_S = 1.0
@@ -26,10 +25,18 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, si
 def is_interruption(error: BaseException) -> bool:
     """Whether a training that raised `error` was asked to end, rather than failed.
 
-    True for Ctrl-C, for `sys.exit()` without a failing exit status, and for `sys.exit` with any status in a
-    handler of a signal that asks a job to end, such as SIGTERM.
+    True for Ctrl-C, a task of asyncio that is cancelled, a generator that is closed, and for `sys.exit` with
+    any status in a handler of a signal that asks a job to end, such as SIGTERM.
     """
-    return (isinstance(error, SystemExit) and error.code in (None, 0)) or is_of_signal(error)
+    cancelled = getattr(sys.modules.get("asyncio"), "CancelledError", GeneratorExit)
+    return isinstance(error, (GeneratorExit, cancelled)) or is_of_signal(error)
+
+
+def is_good_exit(error: BaseException | None) -> bool:
+    """Whether `error` is a `sys.exit` with the status of success, which no signal has asked for."""
+    if not isinstance(error, SystemExit) or is_of_signal(error):
+        return False
+    return error.code is None or (isinstance(error.code, int) and error.code == 0)
 
 
 def is_of_signal(error: BaseException) -> bool:

@@ -1,7 +1,6 @@
 """Says when SIGTERM or SIGHUP ends the process, which then dies of the signal as it would have without us."""
 
 import ctypes
-import logging
 import os
 import signal
 import threading
@@ -11,9 +10,9 @@ from contextlib import suppress
 from types import FrameType
 
 from distsummary.base.at_exit import DaemonThread
-from distsummary.base.guard import Guard
+from distsummary.base.guard import Guard, guarded_log
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 NUMBERS = (signal.SIGTERM, signal.SIGHUP)
 # Launchers send SIGKILL after 30 s (torchrun, Slurm, Kubernetes) or 10 s (docker, by default).

@@ -3,16 +3,16 @@
 AES-GCM authenticates each block alone, not its place, its file or the number of blocks; AES-CBC nothing.
 """
 
-import logging
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from distsummary.base.checks import check_choice, check_type
 from distsummary.base.extras import extra
+from distsummary.base.guard import guarded_log
 from distsummary.errors import DamagedFileError, InvalidArgumentError, InvalidValueError
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 MODES = GCM, CBC = "AES-GCM", "AES-CBC"
 KEY_BYTES = (16, 24, 32)

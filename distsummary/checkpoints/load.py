@@ -1,6 +1,5 @@
 """load_checkpoint and load_param_into_net: a checkpoint by name, and back into a model or an optimizer."""
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from distsummary.base.checks import check_type
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.mapped import Array, StoredState, text_in
 from distsummary.checkpoints.model_file import TEXT, TRAINING, read_model
@@ -16,7 +16,7 @@ from distsummary.checkpoints.sharded import ShardedState
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 def load_checkpoint(

@@ -1,12 +1,12 @@
 """Reads the trajectory of one training: the checkpoints in a directory, each with its step or epoch."""
 
-import logging
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.mapped import Array, MappedState, StoredState
 from distsummary.checkpoints.metadata import CheckpointFile, file_digest, read_metadata
@@ -16,7 +16,7 @@ from distsummary.checkpoints.shard_file import ShardFile, ShardHeader, read_shar
 from distsummary.checkpoints.sharded import ShardedState
 from distsummary.errors import DamagedFileError, InvalidValueError, MissingFileError
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 _MAP: dict[str, Callable[[Path, bytes | None], MappedState]] = {
     ".ckpt": map_ckpt,

@@ -1,12 +1,12 @@
 """Saves the checkpoints of one training; after each, rewrites the metadata file that lists them."""
 
-import logging
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import ensure_directory, remove_leftovers, replacing
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.mapped import Array
@@ -28,7 +28,7 @@ from distsummary.checkpoints.shard_file import (
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.format.records import Shard
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 class TrajectoryWriter:

@@ -1,6 +1,5 @@
 """A thread for checkpoints, exports, messages and samples, so that the training need not wait."""
 
-import logging
 import math
 import os
 import threading
@@ -11,11 +10,11 @@ from typing import NamedTuple
 
 from distsummary.base.at_exit import DaemonThread, close_at_exit, is_closed
 from distsummary.base.failures import BoundedWait, Failures, joined_in_time, place_of, written_by
-from distsummary.base.guard import Guard
+from distsummary.base.guard import Guard, guarded_log
 from distsummary.base.health import Health
 from distsummary.errors import ClosedError
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 BUDGET_BYTES = 64 << 20
 ALWAYS_WAITING = 2

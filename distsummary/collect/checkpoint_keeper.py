@@ -5,7 +5,6 @@ communicating, and holds its copies in its own memory until they are written. So
 is copied once in total: a W-th of it on each rank.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.base.failures import Failures
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.mindspore_ckpt import holds as holds_ckpt
 from distsummary.checkpoints.share import SavedShare, share_of
@@ -28,7 +28,7 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.training.step_context import ENDED_LATE
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 # A checkpoint cannot be recorded later, so the training waits up to this long for a slow disk; but it waits
 # only once for a disk that does not respond.

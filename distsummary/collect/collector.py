@@ -1,6 +1,5 @@
 """CollectorCallback: the callback that records one rank of a training."""
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,16 +9,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from distsummary.base.failures import Failures
-from distsummary.base.guard import guarded
+from distsummary.base.guard import guarded, guarded_log
 from distsummary.base.health import Health
-from distsummary.base.interrupts import is_interruption
+from distsummary.base.interrupts import is_good_exit, is_interruption
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC
 from distsummary.collect.run_description import DescriptionRecorder
 from distsummary.collect.run_lineage import evaluation_lineage
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.schedule import Schedule
-from distsummary.collect.session import Past, Session, find_past
+from distsummary.collect.session import BY_EVALUATION, Past, Session, find_past
 from distsummary.collect.watcher import OUTSIDE, LoopPlace
 from distsummary.errors import ClosedError, DistSummaryError, InvalidValueError
 from distsummary.format.records import Value
@@ -46,7 +45,7 @@ from distsummary.training.timing.phases import CHECKPOINT, EVALUATION
 if TYPE_CHECKING:
     from distsummary.collect.evaluations import Evaluations
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 @guarded_hooks()
@@ -424,7 +423,9 @@ class CollectorCallback(Callback):
         session = self._open_session()
         is_first = not self._schedule.has_begun
         found = self._failures.call("values", self._schedule.values, params, number, self._step) or []
-        values = [*self._step.values, *found]
+        # What was given under the name of a value that is due counts.
+        given = {("scalar", tag) for tag in logged} | {(one.plugin, one.tag) for one in self._step.values}
+        values = [*self._step.values, *(one for one in found if (one.plugin, one.tag) not in given)]
         self._taps.record(int(params["cur_step_num"]), logged, values, number=number)
         if is_first:
             self._failures.call("lineage", self._description.begin, session, params)
@@ -452,7 +453,7 @@ class CollectorCallback(Callback):
         if self._evaluations is not None:
             self._evaluations.keep(step, values, lineage)
             return
-        self._open_session().record(step, {}, values)
+        self._open_session().record(step, {}, values, giver=BY_EVALUATION)
         self._open_session().report(step, lineage)
 
     def _save_checkpoint(self, unit: str, params: CallbackParams) -> None:
@@ -513,9 +514,10 @@ class CollectorCallback(Callback):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         params = self._params
+        error = None if is_good_exit(error) else error
         # The step that failed has not ended: record what was logged in it.
         if (
-            kind is not None
+            error is not None
             and params is not None
             and (self._step.logged or self._step.values)
             and self._step.logged is not self._recorded

@@ -5,7 +5,6 @@ import dataclasses
 import enum
 import inspect
 import json
-import logging
 import math
 import re
 import reprlib
@@ -18,10 +17,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.redaction import redacted
 from distsummary.errors import InvalidTypeError
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 Json: TypeAlias = Any  # dicts, lists, texts, numbers, bools and None
 FlatValue: TypeAlias = str | int | float

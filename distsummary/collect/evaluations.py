@@ -1,16 +1,16 @@
 """Evaluations: those of a process that does not train, kept until it trains or ends."""
 
 import dataclasses
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distsummary.base.failures import Failures
+from distsummary.base.guard import guarded_log
 from distsummary.base.health import Health
 from distsummary.base.publish import publish
 from distsummary.collect.config import differing, listed
-from distsummary.collect.session import Past, Session, find_past
+from distsummary.collect.session import BY_EVALUATION, Past, Session, find_past
 from distsummary.events.files import Files
 from distsummary.events.reader import read_last_step, read_lineage
 from distsummary.events.segments import SegmentName, lineage_files, next_stamp
@@ -24,7 +24,7 @@ from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import scalar
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 def metric_values(params: CallbackParams, failures: Failures) -> list[Value]:
@@ -63,7 +63,7 @@ class Evaluations:
     def record(self, session: Session, last_step: int = 0) -> None:
         """Record what was kept; `last_step` is the step where none is known."""
         for step, values, lineage in self._kept:
-            session.record(step or last_step, {}, values)
+            session.record(step or last_step, {}, values, giver=BY_EVALUATION)
             session.report(step or last_step, [*lineage])
         self._kept.clear()
 

@@ -1,16 +1,16 @@
 """The order of arguments of older versions of MindSpore, whose scripts pass them by position."""
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidTypeError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 NUM_PROCESS = 32  # the default of the argument that older versions do not have
 NO_NETWORK = (bool, int, float, complex, str, bytes, dict, list, tuple, set)

@@ -1,6 +1,5 @@
 """Checks the arguments of SummaryCollector and SummaryRecord, as MindSpore does."""
 
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from distsummary.base.checks import (
     check_type,
     is_int,
 )
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints.landscape_spec import DEFAULT_SPEC, LandscapeSpec, check_collect_landscape
 from distsummary.collect.config import FlatValue, read_config
 from distsummary.collect.selection import MINDSPORES, Selection
@@ -27,7 +27,7 @@ from distsummary.frameworks.base import framework_of, refuse_without_torch
 from distsummary.rundir.run_dir import RunDir, refuse_temporary
 from distsummary.rundir.topology import EQUAL_AXES, Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 FLAGS = (
     "collect_metric",

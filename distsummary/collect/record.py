@@ -1,6 +1,5 @@
 """SummaryRecord: values collected by name and written as one event for each `record()` call."""
 
-import logging
 import os
 import time
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any, Self
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.columns import quoted
 from distsummary.base.failures import Failures
-from distsummary.base.guard import guarded
+from distsummary.base.guard import guarded, guarded_log
 from distsummary.base.health import Health, absences
 from distsummary.base.interrupts import interrupts_after
 from distsummary.collect.background import Background
@@ -45,7 +44,7 @@ from distsummary.rundir import topology as topologies
 from distsummary.training.values import resolve
 from distsummary.training.values import scalars as values_of
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 MIN_STEP, MAX_STEP = -(2**63), 2**63 - 1  # int64 in the files
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sized
@@ -11,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.redaction import redacted
 from distsummary.errors import InvalidTypeError
 from distsummary.format.compatibility import OURS, Compatibility
@@ -20,7 +20,7 @@ from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.values import resolve, scalar
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 INT32 = 2**31 - 1
 MAX_TRANSFORMS = 64  # of a data set, and attributes of a transform

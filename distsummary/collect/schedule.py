@@ -1,12 +1,12 @@
 """Schedule: at which steps a collector adds which values, and this rank's share of them."""
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from distsummary.base.failures import Failures, one_line
+from distsummary.base.guard import guarded_log
 from distsummary.collect.plan import LEFT_OUT, dealing_group, regular_steps, tensor_steps
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
@@ -26,7 +26,7 @@ from distsummary.training.step_context import StepContext
 if TYPE_CHECKING:
     from distsummary.collect.values.graph_source import ModelGraph
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")

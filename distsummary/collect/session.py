@@ -1,10 +1,9 @@
 """Session: everything that a collector keeps open while it records, such as files and lineage."""
 
-import logging
 import math
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsummary.base.failures import Failures, one_line
-from distsummary.base.guard import guarded
+from distsummary.base.guard import guarded, guarded_log
 from distsummary.base.health import Health, absences
 from distsummary.base.interrupts import is_interruption
 from distsummary.base.processes import age_s, is_alive, peak_memory_gib
@@ -56,9 +55,10 @@ if TYPE_CHECKING:
     from distsummary.checkpoints.landscape_spec import LandscapeSpec
     from distsummary.collect.checkpoint_keeper import CheckpointKeeper
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
+BY_LOG, BY_EVALUATION = "run.log", "an evaluation"  # who gives numbers
 MESSAGES_S = 8.0  # the end waits so long for git or a driver, if nothing else has to be done
 _left_s = [-math.inf]  # when the newest run of this process ended, by time.monotonic()
 
@@ -186,6 +186,7 @@ class Session:
         self._pulse: Pulse | None = None
         self._watcher: Watcher | None = None
         self._last_step: int | None = None  # the newest recorded step
+        self._of_step: list[tuple[str, Set[str]]] = []  # who gave it numbers, and their tags
         self._sampled_step: int | None = None  # that of the newest system metrics
         self.step = 0  # the newest step, also if nothing was recorded at it
         self._own_ms: float | None = None  # of all steps; None if the phases of steps are not measured
@@ -329,10 +330,17 @@ class Session:
         # The same thread records the provenance before, which the text shows.
         self._messages.submit("the text about the run", describe)
 
-    def record(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
+    def record(
+        self,
+        step: int,
+        numbers: Mapping[str, object],
+        values: Sequence[Value] = (),
+        *,
+        giver: str = BY_LOG,
+    ) -> None:
         """Record numbers by name and other values as one event; without any, record nothing.
 
-        Numbers alone take the quick way, without an object for each of them.
+        Numbers alone take the quick way, without an object for each of them. `giver`: who gives them.
         """
         begun_s = time.perf_counter()
         self.step = step
@@ -340,6 +348,18 @@ class Session:
             self._add_own(numbers)
         if self._leaves_out:
             numbers = {name: number for name, number in numbers.items() if name not in self._leaves_out}
+        tags: Set[str] = numbers.keys()
+        if values:
+            more = {value.tag: value.data for value in values if value.plugin == "scalar"}
+            self._newest.update((tag, (step, number)) for tag, number in more.items())
+            tags = tags | more.keys()
+            # Scalars of different tags and nothing else take the quick way, too.
+            if len(tags) == len(numbers) + len(values):
+                numbers, values = {**numbers, **more}, ()
+        if step != self._last_step:
+            self._of_step = [(giver, tags)]
+        else:
+            self._name_repeated(giver, tags)
         try:
             try:
                 row = self._rows[(*numbers,)]
@@ -349,7 +369,6 @@ class Session:
                 row = self._new_row((*numbers,))
             row.step, row.numbers = step, numbers
             if values:
-                self._newest.update((one.tag, (step, one.data)) for one in values if one.plugin == "scalar")
                 self._write(step, numbers, values)
                 self._last_step = step
                 return
@@ -371,6 +390,20 @@ class Session:
             self.failures.count(f"{self._end.reason}, while the loop continues", dropped=lost)
         finally:
             self.overhead.spent_s += time.perf_counter() - begun_s
+
+    def _name_repeated(self, giver: str, tags: Set[str]) -> None:
+        """Count, once a tag, that an evaluation gives a number to a tag which has one at this step already.
+
+        A second number of `run.log` takes the place of the first one, as its documentation says.
+        """
+        for other, earlier in self._of_step:
+            for tag in sorted(tags & earlier) if BY_EVALUATION in (giver, other) else ():
+                givers = "two evaluations" if giver == other else f"{BY_LOG} and {BY_EVALUATION}"
+                self.failures.count(
+                    f"{tag!r} has two numbers at a step, of {givers}: the files hold both, tables the newer "
+                    "one; give them different names"
+                )
+        self._of_step.append((giver, tags))
 
     def _new_row(self, tags: tuple[str, ...]) -> _Row:
         if len(self._rows) >= MAX_PACKERS:
@@ -409,11 +442,6 @@ class Session:
 
     def _write(self, step: int, numbers: Mapping[str, object], values: Sequence[Value]) -> None:
         """Write numbers and values as events, and as files what is exported."""
-        more = {value.tag: value.data for value in values if value.plugin == "scalar"}
-        # If the values are scalars of different tags and nothing else, they take the quick way, too.
-        if len(numbers.keys() | more.keys()) == len(numbers) + len(values):
-            self.record(step, {**numbers, **more})
-            return
         scalars = [Value("scalar", tag, number) for tag, number in numbers.items()]
         lineage = [value for value in values if value.plugin in LINEAGE_PLUGINS]
         others = [value for value in values if value.plugin not in LINEAGE_PLUGINS]
@@ -490,7 +518,9 @@ class Session:
         if self._last_step is None or (is_last and self._last_step == self._sampled_step):
             return False
         self._sampled_step = self._last_step
-        values = [Value("scalar", tag, number) for tag, number in sample.items()]
+        # What is given under the same name counts.
+        given = {tag for _, tags in [*self._of_step] for tag in tags}
+        values = [Value("scalar", tag, number) for tag, number in sample.items() if tag not in given]
         self._writer.write(Event(self._last_step, time.time(), values))
         return True
 

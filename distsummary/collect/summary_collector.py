@@ -1,6 +1,5 @@
 """SummaryCollector: MindSpore's door to recording, which translates its arguments into RunSettings."""
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 import distsummary
 from distsummary.base.checks import check_int, check_type
+from distsummary.base.guard import guarded_log
 from distsummary.base.terminal import announced
 from distsummary.collect.collector import CollectorCallback
 from distsummary.collect.config import read_config
@@ -35,7 +35,7 @@ from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.numbered import is_numbered
 from distsummary.rundir.topology import Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 class SummaryCollector(CollectorCallback):

@@ -1,7 +1,6 @@
 """AsyncWriter: the training thread queues events, and a background thread passes them to another writer."""
 
 import errno
-import logging
 import math
 import os
 import threading
@@ -24,7 +23,7 @@ from distsummary.base.failures import (
     error_line,
     place_of,
 )
-from distsummary.base.guard import run_each, warn
+from distsummary.base.guard import guarded_log, run_each
 from distsummary.base.health import Health
 from distsummary.base.publish import is_gone
 from distsummary.errors import ClosedError, WriteError
@@ -44,7 +43,7 @@ from distsummary.format.scalar_rows import (
     size_of,
 )
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -233,8 +232,7 @@ class AsyncWriter:
         share = self._slowdown.waited(seconds)
         if share > TOO_SLOW and not self._is_warned:
             self._is_warned = True
-            warn(
-                logger,
+            logger.warning(
                 "rank=%d recording slows the training down: for %.0f %% of the time it waits till its values "
                 "are written (%s in this step); record fewer of them, or only those of every %d. step (for "
                 "example: if run.step %% %d == 0), or have steps dropped instead: "
@@ -442,8 +440,7 @@ class AsyncWriter:
         found = self.health()
         if lost := sum(found.dropped.values()):
             kinds = ", ".join(f"{plugin} {count:,}" for plugin, count in sorted(found.dropped.items()))
-            warn(
-                logger, "rank=%d dropped %s of %s values (%s): %s", self._spec.rank, f"{lost:,}",
+            logger.warning("rank=%d dropped %s of %s values (%s): %s", self._spec.rank, f"{lost:,}",
                 f"{sum(found.given.values()):,}", kinds, found.missing or "health() counts the reasons",
             )  # fmt: skip
 

@@ -1,13 +1,13 @@
 """Shows, while the end of a run waits for its last values, how much of them is left."""
 
-import logging
 import sys
 import time
 from collections.abc import Callable
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.terminal import SHOWN_AFTER_S, TerminalLine, duration
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 SAID_AFTER_S = 5.0  # elsewhere than in a terminal, or on another rank than 0
 

@@ -12,7 +12,6 @@ A column in the header is ["p", first, stride, count] (a progression) or ["a", d
 
 import hashlib
 import json
-import logging
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 from msgspec import Meta
 
 from distsummary.base.checked_json import check_kind, parse_json
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import replacing
 from distsummary.errors import DamagedFileError, RunDirError
 from distsummary.events.contents import (
@@ -55,7 +55,7 @@ _HEAD = struct.Struct("<8sII")
 LEAST_EVENT, LEAST_SCALAR, LEAST_VALUE = 16, 7, 2  # bytes in an event file, whatever they hold
 _STORED = tuple[Literal["a"], Literal["<f4", "<f8", "<i4", "<i8"], Whole, Whole, Whole]
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 _Step = Annotated[float, Meta(ge=-MOST_WHOLE - 1, le=MOST_WHOLE)]

@@ -1,6 +1,5 @@
 """Reads events and lineage (what a model was made from) from one event file or all files of a directory."""
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -13,6 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from distsummary.base.checks import check_choice, check_int
+from distsummary.base.guard import guarded_log
 from distsummary.errors import DamagedFileError, MissingFileError
 from distsummary.events.deduplicate import Seen
 from distsummary.events.scalar_columns import ScalarColumns, read_pieces
@@ -43,7 +43,7 @@ _DECODERS = {
     TENSORBOARD: _Decoder(tensorboard_format.decode_event, tensorboard_pb2.Event.DESCRIPTOR),
 }
 
-_logger = logging.getLogger(__name__)
+_logger = guarded_log(__name__)
 
 
 class ReadEvent(NamedTuple):

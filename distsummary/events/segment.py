@@ -3,12 +3,12 @@
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import temporary_name
 from distsummary.errors import RunDirError, reason
 from distsummary.events.files import MAX_BYTES, MAX_PARTS, Files
@@ -18,7 +18,7 @@ from distsummary.format.frames import Framed, Part, begins_frame, joined, whole_
 _TORN_NAME = re.compile(r"torn-(\d+)\.bin")
 _MAX_CLASHES = 100
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 def cut_torn_tails(directory: Path, files: Files) -> list[Path]:

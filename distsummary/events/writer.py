@@ -1,12 +1,12 @@
 """The interfaces of writers, and RankWriter, which writes the event files of one rank."""
 
-import logging
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from distsummary.base.failures import Failures, error_line
+from distsummary.base.guard import guarded_log
 from distsummary.base.health import Health
 from distsummary.base.publish import publish
 from distsummary.errors import ClosedError, RunDirError, reason
@@ -30,7 +30,7 @@ from distsummary.format.records import (
 )
 from distsummary.format.scalar_rows import events_of
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 MAX_RESERVE = 256 << 20  # bytes that bulk values (images ...) leave free; 1/50 of the disk if that is less
 

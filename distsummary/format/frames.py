@@ -1,6 +1,5 @@
 """Encodes and reads TFRecord frames, the envelope of every event, and finds intact frames after damage."""
 
-import logging
 import os
 import struct
 from bisect import bisect_left
@@ -13,6 +12,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 import google_crc32c
 import numpy as np
 
+from distsummary.base.guard import guarded_log
 from distsummary.format.crc import find_headers, masked, masked_crc
 
 # A part of the bytes that one system call writes; a memoryview (format "B") avoids copying a large array.
@@ -31,7 +31,7 @@ _WRONG_PAYLOAD = "the payload has a wrong CRC"
 _FALSE_HEADERS = 64 << 20  # bytes that a search may read in vain, however small the file is
 _LARGE = 1 << 14  # bytes; copying a smaller part costs less than writing it separately
 
-_logger = logging.getLogger(__name__)
+_logger = guarded_log(__name__)
 if google_crc32c.implementation != "c":
     _logger.warning(
         "google-crc32c runs in pure Python (implementation %r): every event takes a hundred times as long; "

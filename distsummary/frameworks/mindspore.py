@@ -1,6 +1,5 @@
 """MindSpore as a framework: Tensors, Parameters, Cells. Imported only after the user's own MindSpore."""
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -10,12 +9,13 @@ import mindspore
 import numpy as np
 from mindspore.nn import Cell, CellList, Optimizer
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidTypeError
 from distsummary.frameworks.base import ArraySpec
 from distsummary.frameworks.numpy import Array, HostCopy, NumpyFramework, is_own_real, known, known_numbers
 from distsummary.frameworks.staging import staged
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 _TENSORS = mindspore.Tensor.__mro__[-2]  # the class in C++ of Tensors and Parameters; its name varies
 _OF_THOR = re.compile(r"(.*\.)?(matrix_[ag]\w*|[ag]_normalizer|cov_step)")  # what THOR adds to its layers

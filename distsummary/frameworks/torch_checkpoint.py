@@ -1,6 +1,5 @@
 """What a checkpoint takes from torch and gives back: an optimizer's state, and gathered shards."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.torch_private import set_stepped
 
 Array = NDArray[Any]
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 STATE, GROUP = "optimizer/state/", "optimizer/group/"
 

@@ -1,6 +1,5 @@
 """Reports when an optimizer that holds parameters of a model is about to step, and when it has stepped."""
 
-import logging
 import os
 import sys
 import threading
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from distsummary.base.failures import Failures
+from distsummary.base.guard import guarded_log
 from distsummary.base.health import Health
 from distsummary.frameworks.torch import as_dtensor, local_part
 from distsummary.frameworks.torch_modules import unwrap
@@ -26,7 +26,7 @@ R = TypeVar("R")
 _Args: TypeAlias = tuple[Any, ...]
 _Named: TypeAlias = dict[str, Any]
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 CAPTURED = (
     "a CUDA graph captures a step of the optimizer, and no hook sees the steps that it replays: nothing of "

@@ -5,7 +5,6 @@ moved them, `DistSummaryCallback` is the one of the public API.
 """
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from ray.exceptions import RayActorError
 
 from distsummary.base.checks import anchored
 from distsummary.base.columns import named
-from distsummary.base.guard import Guard, guarded
+from distsummary.base.guard import Guard, guarded, guarded_log
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import MESSAGE, Verdict
 from distsummary.rundir.attempts import newest_attempt, note_deaths, note_state
@@ -32,7 +31,7 @@ except ImportError as error:
         "have; upgrade: pip install ray --upgrade"
     ) from error
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 MOST = 300  # characters of a reason
 # The classes of Ray's developer API, and what is called of them.

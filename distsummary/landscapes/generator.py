@@ -1,6 +1,5 @@
 """`landscape`: loss landscapes around a run, a trajectory or the model itself."""
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import Any, overload
 import numpy as np
 
 from distsummary.base.checks import check_choice, check_type
+from distsummary.base.guard import guarded_log
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.publish import check_writable, refuse_unlike_files
 from distsummary.base.terminal import doing
@@ -67,7 +67,7 @@ from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import has_cluster
 
 HOST_SHARE = 4  # batches may take 1 / HOST_SHARE of the memory: workers may hold copies
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 @overload

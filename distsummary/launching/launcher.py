@@ -1,7 +1,6 @@
 """Start the ranks of a training function on Ray and wait for their results."""
 
 import atexit
-import logging
 import math
 import os
 import signal
@@ -28,6 +27,7 @@ from distsummary.base.checks import anchored, check_choice, check_int, check_num
 from distsummary.base.cluster import check_reachable, join, reachable_cluster, start_local
 from distsummary.base.columns import named
 from distsummary.base.extras import require
+from distsummary.base.guard import guarded_log
 from distsummary.base.interrupts import handles_interrupts
 from distsummary.base.processes import own_process
 from distsummary.base.terminal import doing, printed, showing_progress
@@ -48,7 +48,7 @@ from distsummary.launching.rank_ends import (
 from distsummary.rundir.attempts import PROTOCOL
 from distsummary.rundir.topology import LAUNCH_ID, LAUNCHED, OPTIONS, RUN_DIR, cluster_address, note_driver
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

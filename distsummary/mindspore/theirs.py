@@ -1,6 +1,5 @@
 """What MindSpore's own collector finds in a training, found by its own functions: both record the same."""
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -9,12 +8,13 @@ import mindspore
 from mindspore.train import ModelCheckpoint
 from mindspore.train.callback._dataset_graph import DatasetGraph
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.redaction import redacted
 from distsummary.collect.run_lineage import DataFacts
 from distsummary.collect.values.messages import lineage_message
 from distsummary.format.pb import mindspore_lineage_pb2 as pb
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 _Theirs: Any = mindspore.SummaryCollector
 

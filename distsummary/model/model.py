@@ -2,12 +2,12 @@
 
 import contextlib
 import itertools
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from distsummary.base.checks import check_choice, check_int, check_type, is_int
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints.encryption import GCM
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import CurvatureSource, framework_of
@@ -19,7 +19,7 @@ from distsummary.training.model_checkpoint import ModelCheckpoint
 from distsummary.training.resume import resume as resume_training
 from distsummary.training.resumed import Resumed
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 LEVELS = ("O0", "O1", "O2", "O3", "auto")
 WITHOUT_EFFECT = ("acc_level", "boost_config_dict", "boost_level")  # they choose kernels of MindSpore

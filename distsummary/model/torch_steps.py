@@ -1,7 +1,6 @@
 """The steps that Model makes with a torch network, with mixed precision and a loss scale."""
 
 import contextlib
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -11,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.torch_modules import entries
 from distsummary.model.loss_scale import LossScaleManager
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 class TorchSteps:

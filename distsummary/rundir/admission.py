@@ -5,7 +5,6 @@ first step begins. What is refused: a run that another job is recording, a rank 
 already, and a run dir that is not shared.
 """
 
-import logging
 import os
 import platform
 import time
@@ -15,6 +14,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from distsummary.base.checks import check_choice
+from distsummary.base.guard import guarded_log
 from distsummary.base.processes import is_alive, own_place
 from distsummary.base.publish import file_system_time
 from distsummary.errors import RunDirError, WorldMismatchError
@@ -36,7 +36,7 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import FAR_S, SHARED_S, SILENT_S
 from distsummary.rundir.topology import Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 ON_EXISTING = (AUTO, NEW, ATTEMPT, ERROR) = ("auto", "new", "attempt", "error")
 SHARED_POLL_S = 0.5

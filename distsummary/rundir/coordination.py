@@ -19,7 +19,6 @@ that thousands of ranks do not wait for one lock:
   readers conclude that it is lost (see `states`); what a launcher learns of a death, it adds to run.json.
 """
 
-import logging
 import os
 import random
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from math import gcd
 from typing import Protocol
 
 from distsummary.base.columns import quoted
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import file_system_time
 from distsummary.errors import RunDirError
 from distsummary.rundir.admission import claimed_twice, refuse_other_world, refuse_taken_run
@@ -53,7 +53,7 @@ from distsummary.rundir.run_dir import Manifest, RunDir
 from distsummary.rundir.timeouts import JOIN_WINDOW_S
 from distsummary.rundir.topology import LISTED, Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 CLAIMS = 3  # a rank that another process takes at the same moment chooses its attempt again
 
 

@@ -7,7 +7,6 @@ in the directory with that number, or in its own directory the run.json of its j
 
 import hashlib
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.base.checked_json import read_json
+from distsummary.base.guard import guarded_log
 from distsummary.base.processes import pid_start_of
 from distsummary.base.publish import ensure_directory, publish
 from distsummary.rundir.run_dir import RunDir
@@ -24,7 +24,7 @@ from distsummary.rundir.run_records import NoteRecord
 from distsummary.rundir.timeouts import NUMBERED_S
 from distsummary.rundir.topology import Topology
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 NOTE = ".numbered.json"
 _REMEDY = "remove it"

@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from distsummary.base.checked_json import check_kind, read_json
 from distsummary.base.checks import anchored, check_type, is_url
 from distsummary.base.columns import quoted
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import ensure_directory, is_gone, publish, remove_leftovers, temporary_name
 from distsummary.errors import (
     DamagedFileError,
@@ -54,6 +55,8 @@ _REMEDY = (
 )
 
 Manifest = dict[str, Any]
+
+guarded_log("filelock")  # logs each lock that is taken
 
 
 class RunDir:

@@ -6,7 +6,6 @@ of the run changes.
 
 import hashlib
 import json
-import logging
 import math
 import os
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import file_system_time, replacing
 from distsummary.base.terminal import doing
 from distsummary.errors import MissingFileError, RunDirError
@@ -26,7 +26,7 @@ from distsummary.rundir.run_dir import MANIFEST
 from distsummary.runs.recorded_run import NO_MANIFEST
 from distsummary.runs.run_row import RunRow, read_first, with_events
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 DEPTH = 8  # directories below the given one that are looked into
 ROW = "seg-row.idx"  # as an index of an event file, it is made again when it is gone

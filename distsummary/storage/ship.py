@@ -1,6 +1,5 @@
 """Ship: sends what the ranks of one host write to the home of their run, and brings its news back."""
 
-import logging
 import platform
 import threading
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsummary.base.failures import error_line
+from distsummary.base.guard import guarded_log
 from distsummary.base.processes import is_alive
 from distsummary.base.publish import ensure_directory, publish
 from distsummary.rundir.rank_manifest import read_entries
@@ -16,7 +16,7 @@ from distsummary.rundir.run_dir import RANK_MANIFEST, RunDir
 from distsummary.storage.home import Home, HostState, Seen
 from distsummary.storage.spool import Spool, is_small
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 ROUND_S = 1.0
 MOST_BYTES = 16 << 20  # of one exchange
 LINGER_S = 3.0  # it stays so long without a rank

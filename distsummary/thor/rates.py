@@ -1,15 +1,15 @@
 """A number that may change with the step: a list, a function, or what a scheduler of torch says."""
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
 # A number, numbers by step (also an array or tensor), a function of the step, or a scheduler (get_last_lr).
 Given: TypeAlias = float | Sequence[float] | Callable[[int], float] | Any
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 class Rate:

@@ -1,6 +1,5 @@
 """THOR: momentum SGD whose gradients are multiplied by inverses of the Kronecker factors of each layer."""
 
-import logging
 import math
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from distsummary.base.checks import check_choice, check_int, check_number, check_type
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import Curvature, CurvatureDirection
 from distsummary.frameworks.torch import as_dtensor
@@ -24,7 +24,7 @@ from distsummary.thor.torch_layers import kind_of
 from distsummary.thor.torch_refresh import Formula, Ranks, RefreshStatus, refresh
 from distsummary.thor.torch_taps import convert, layers_of
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 AVERAGES, REFRESHES = ("factors", "inverses"), ("frequency", "trace")
 _CLIP = 1.0  # the largest norm of a gradient with enable_clip_grad, as in MindSpore

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from distsummary.base.checks import check_int_or_both, check_type
-from distsummary.base.guard import Guard, guarded, mark_users
+from distsummary.base.guard import Guard, guarded, guarded_log, mark_users
 from distsummary.errors import InvalidTypeError, InvalidValueError, MissingParameterError, UsageError
 from distsummary.format.own_tags import DATA_WAIT_MS
 from distsummary.frameworks.base import framework_of
@@ -19,7 +18,7 @@ from distsummary.training.recorder import Recorder
 from distsummary.training.step_context import StepContext
 from distsummary.training.values import mean_of, resolve
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 C = TypeVar("C", bound="Callback")
 

@@ -1,6 +1,5 @@
 """Forks: what a Run does in a process that was forked from its own, such as a DataLoader worker."""
 
-import logging
 import math
 import mmap
 import os
@@ -11,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from distsummary.base.guard import Guard
+from distsummary.base.guard import Guard, guarded_log
 from distsummary.format.records import PLUGINS
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 FORKED = (
     "values given to the run in a forked process, such as a DataLoader worker, are dropped; return them with "

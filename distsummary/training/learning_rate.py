@@ -1,16 +1,16 @@
 """LearningRateScheduler: a callback that sets the optimizer's learning rate after every step."""
 
 import inspect
-import logging
 import math
 from collections.abc import Callable
 
 from distsummary.base.checks import check_number
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.frameworks.base import framework_of
 from distsummary.training.callbacks import Callback, RunContext
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 CHANGE = 1e-10  # relative; a smaller difference does not change the learning rate
 

@@ -1,6 +1,5 @@
 """ModelCheckpoint: a callback that saves the model, the optimizer's state and the step while it trains."""
 
-import logging
 import os
 import threading
 import uuid
@@ -14,7 +13,7 @@ from typing import Any, Self
 
 from distsummary.base.checks import anchored, check_type
 from distsummary.base.failures import one_line
-from distsummary.base.guard import guarded
+from distsummary.base.guard import guarded, guarded_log
 from distsummary.base.interrupts import StepInterrupts
 from distsummary.base.publish import check_writable, ensure_directory, remove_leftovers
 from distsummary.base.termination import END_S, STEP_S, on_termination
@@ -39,7 +38,7 @@ from distsummary.training.random_state import random_state
 from distsummary.training.step_context import StepContext
 from distsummary.training.timing.phases import CHECKPOINT
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 BREAKPOINT_WAIT_S = 3.0  # how long the ranks then wait for each other's shards in a .dcp
 

@@ -1,6 +1,5 @@
 """Copies what this rank saves of a model and its optimizer, and writes the copy."""
 
-import logging
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints import dcp
 from distsummary.checkpoints.mapped import Array
 from distsummary.checkpoints.model_file import with_texts, write_model
@@ -30,7 +30,7 @@ from distsummary.rundir.topology import DATA_AXES, Topology
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.checkpoint_config import INFO, CheckpointConfig
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 @dataclass(kw_only=True)

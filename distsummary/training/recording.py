@@ -1,7 +1,6 @@
 """Recording: the methods by which a Run takes values of every kind and keeps them until their step ends."""
 
 import abc
-import logging
 import math
 import weakref
 from collections import Counter
@@ -16,7 +15,7 @@ import numpy as np
 
 from distsummary.base.checks import check_choice, check_int, check_type
 from distsummary.base.failures import NONE, Failures
-from distsummary.base.guard import Guard, guarded
+from distsummary.base.guard import Guard, guarded, guarded_log
 from distsummary.base.health import Health
 from distsummary.diagnosis.verdict import INFO, LEVELS, MESSAGE, level_of
 from distsummary.errors import ClosedError, DistSummaryError, InvalidTypeError, InvalidValueError, UsageError
@@ -30,7 +29,7 @@ from distsummary.training.step_context import StepContext
 from distsummary.training.timing.phases import RECORDING
 from distsummary.training.values import Scalar, check_named, check_tag, scalar
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,11 +1,11 @@
 """resume: brings a training to where a checkpoint was saved: model, optimizer, random numbers, data."""
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from distsummary.base.checks import check_type
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints import dcp
 from distsummary.checkpoints.encryption import GCM, check_key
 from distsummary.checkpoints.load import load_param_into_net, parameters_of
@@ -24,7 +24,7 @@ from distsummary.frameworks.base import framework_of
 from distsummary.rundir.topology import detect
 from distsummary.training.resumed import Resumed
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 
 def resume(

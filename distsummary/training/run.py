@@ -7,7 +7,6 @@ its guard, and the rest is outside of it.
 import atexit
 import contextlib
 import itertools
-import logging
 import math
 import os
 import sys
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from distsummary.base.at_exit import close_at_exit, closing, process_error
 from distsummary.base.checks import check_int, check_type
-from distsummary.base.guard import guarded, mark_users
+from distsummary.base.guard import guarded, guarded_log, mark_users
+from distsummary.base.interrupts import is_good_exit
 from distsummary.base.termination import on_termination
 from distsummary.errors import ClosedError, InvalidTypeError, InvalidValueError, NonFiniteError
 from distsummary.format.own_tags import DATA_WAIT_MS, EPOCH, STEP_MS
@@ -46,7 +46,7 @@ from distsummary.training.values import Scalar
 if TYPE_CHECKING:
     from distsummary.training.evaluation import EvaluationRun
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 STEP_TIMES = (STEP_MS, DATA_WAIT_MS)  # the numbers that a Run itself adds to a step
 ENDLESS: Iterable[Any] = iter(())  # stands for the default loader of `steps`, which counts without end
@@ -494,7 +494,8 @@ class Run(Recording):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
+        # As without `with`, where the interpreter ends the run.
+        if error is None or is_good_exit(error):
             self.close()
         else:
             if self._error is not None:
@@ -605,7 +606,7 @@ class Run(Recording):
                 found = self._phases.end_step(params["cur_step_num"]) or {}
                 # The phases of any other step would contain what came after its loop.
                 if opener is BY_LOG:
-                    logged.update(found)
+                    logged.update(found | logged)
             self._step_context.ended_late = True
             try:
                 self._call("on_train_step_end", given=(logged, values))
@@ -618,23 +619,24 @@ class Run(Recording):
             step_s = ended_s - self._body_start_s
             # The time is NaN if the user does not know when the step began.
             if is_timed := step_s == step_s:
-                logged[STEP_MS] = 1e3 * step_s
+                logged.setdefault(STEP_MS, 1e3 * step_s)
         else:
+            # What was given under one of these names counts.
             waited_s = self._data_wait_s
-            logged[STEP_MS] = 1e3 * (waited_s + (ended_s - self._body_start_s))
-            logged[DATA_WAIT_MS] = 1e3 * waited_s
+            logged.setdefault(STEP_MS, 1e3 * (waited_s + (ended_s - self._body_start_s)))
+            logged.setdefault(DATA_WAIT_MS, 1e3 * waited_s)
         step = params["cur_step_num"]
         if self._phases is not None:
             found = self._phases.end_step(step) or {}
             if is_timed:
-                logged.update(found)
+                logged.update(found | logged)
             # Ranks whose epochs begin at different steps are not compared.
             is_first = step == self._steps_before_epoch + 1
             # A loop without a loader has no epochs; `DDP.join` begins where one would.
             if type(opener) is ManualStep and (joined := self._join_of()) is not self._joined:
                 self._joined, self._joins, is_first = joined, self._joins + 1, True
             if is_first:
-                logged[EPOCH] = float(params["cur_epoch_num"] + self._joins)
+                logged.setdefault(EPOCH, float(params["cur_epoch_num"] + self._joins))
         # A quick check of all numbers: with a NaN or an infinity, their sum is not in this range.
         try:
             is_finite = LOWEST < sum(logged.values()) < LARGEST  # type: ignore[arg-type]
@@ -790,7 +792,8 @@ class Run(Recording):
                 threading.Thread(target=self._close_at_exit, name="distsummary-end").start()
 
     def _close_at_exit(self) -> None:
-        if (error := process_error()) is not None:
+        error = process_error()
+        if error is not None and not is_good_exit(error):
             self._leave(error)
         else:
             self.close()

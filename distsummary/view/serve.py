@@ -9,7 +9,6 @@ import errno
 import hmac
 import ipaddress
 import json
-import logging
 import os
 import re
 import secrets
@@ -27,6 +26,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from distsummary.base.checked_json import parse_json
 from distsummary.base.checks import check_int
 from distsummary.base.columns import cut
+from distsummary.base.guard import guarded_log
 from distsummary.base.terminal import noted
 from distsummary.errors import (
     DamagedFileError,
@@ -41,7 +41,7 @@ from distsummary.errors import (
 from distsummary.view.report import built
 from distsummary.view.served import Response, Served, UnknownRunError
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 HOST = "127.0.0.1"
 PORT = 6116

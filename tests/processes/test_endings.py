@@ -33,7 +33,7 @@ with ds.init(place / "run", system_metrics=False, aggregate=False) as run:
 ENDS: list[tuple[str | signal.Signals, str, str]] = [
     ("raise OSError('no data')", "failed", "OSError: no data"),
     ("sys.exit(3)", "failed", "SystemExit: 3"),
-    ("sys.exit()", "interrupted", "SystemExit"),
+    ("sys.exit()", "finished", ""),
     ("os._exit(3)", "lost", "is gone"),
     (signal.SIGKILL, "lost", "is gone"),
     (signal.SIGSEGV, "lost", "is gone"),

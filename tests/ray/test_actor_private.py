@@ -23,6 +23,11 @@ USED = {
     "services": (lambda: private.bootstrap_address("host:1"), "host:1", ""),
     "services.canonicalize_bootstrap_address": (lambda: private.bootstrap_address(None), "auto", ""),
     "worker._global_node": (private.raylet_log, None, ""),
+    "ray.train._internal.session._TrainSession.finish": (
+        lambda: private.close_with_trial(print),
+        None,
+        "the last values of a trial",
+    ),
 }
 
 
@@ -31,10 +36,11 @@ USED = {
 def test_without_a_private_name_its_feature_is_off_and_named_once(path, is_there, monkeypatch, caplog):
     monkeypatch.setattr(names, "_absent", {})
     use, instead, lost = USED[path]
+    name = path if path.startswith("ray.") else f"ray._private.{path}"
     if is_there:
-        monkeypatch.setattr(f"ray._private.{path}", object())
+        monkeypatch.setattr(name, object())
     else:
-        monkeypatch.delattr(f"ray._private.{path}")
+        monkeypatch.delattr(name)
     if path == "auto_init_hook":
         monkeypatch.setitem(sys.modules, "ray._private.auto_init_hook", None)
     assert [use(), use()] == [instead, instead]

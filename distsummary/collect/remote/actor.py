@@ -1,6 +1,5 @@
 """Starts the collectors as a Ray actor, and says in words why such an actor does not answer."""
 
-import logging
 import os
 import re
 import shlex
@@ -11,9 +10,10 @@ from ray.exceptions import RayError
 
 from distsummary.base.actor_private import jobs, memory
 from distsummary.base.failures import one_line
+from distsummary.base.guard import guarded_log
 from distsummary.collect.remote.collectors import Collectors
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 NAMESPACE = "distsummary"
 NODE = "node"

@@ -1,7 +1,6 @@
 """RemoteWriter: a collector writes the batches of a rank, or this process if that fails for good."""
 
 import contextlib
-import logging
 import os
 import signal
 import threading
@@ -24,6 +23,7 @@ from distsummary.base.actor_calls import (
     why_not_begun,
 )
 from distsummary.base.failures import error_line
+from distsummary.base.guard import guarded_log
 from distsummary.base.health import Health
 from distsummary.base.processes import Effort, is_alive, own_process
 from distsummary.collect.remote.actor import NODE, reason_of, start_collector
@@ -33,7 +33,7 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.records import SYNCED, Batch
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 ATTEMPTS = 5  # of collectors in a row that fail, without one answered call in between
 END_S = 2.0  # how long to wait for the end of a killed collector

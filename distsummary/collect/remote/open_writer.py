@@ -1,11 +1,11 @@
 """Opens the writer of a training thread: through a collector actor on Ray, or in this process."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from distsummary.base.checks import check_choice
+from distsummary.base.guard import guarded_log
 from distsummary.base.processes import in_ray
 from distsummary.base.publish import check_writable
 from distsummary.errors import InvalidValueError
@@ -14,7 +14,7 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.rundir import topology as topologies
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 RANK, NODE, PROCESS = COLLECTORS = ("rank", "node", "process")
 # The time between calls of a collector, because a call costs the rank as much as 20 written steps.

@@ -1,12 +1,12 @@
 """The graph of the watched model, recorded once, as soon as the model has been called."""
 
-import logging
 import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 from distsummary.base.failures import Failures
+from distsummary.base.guard import guarded_log
 from distsummary.collect.options import OPERATIONS
 from distsummary.collect.values.messages import graph_bytes
 from distsummary.collect.values.sources import Source
@@ -19,7 +19,7 @@ from distsummary.rundir.deal import Steps
 from distsummary.training.callbacks import CallbackParams
 from distsummary.training.step_context import StepContext
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 TAG = f"train_network{AUTO}"  # MindSpore's name; the files have no place for it
 

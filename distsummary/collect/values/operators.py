@@ -1,6 +1,5 @@
 """Operators: who listens to the values tapped inside of a network, and what each listener has received."""
 
-import logging
 import os
 import weakref
 from collections import deque
@@ -9,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from distsummary.base.failures import Failures
-from distsummary.base.guard import Guard
+from distsummary.base.guard import Guard, guarded_log
 from distsummary.format.records import Value
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 MAX_NAMES = 4096  # tapped names that are recorded; values under further names are dropped and counted
 MAX_LATE = 64  # steps whose numbers may be on their way from a device; then the oldest is waited for

@@ -1,15 +1,15 @@
 """The GPU that a rank trains on, as torch sees it."""
 
 import importlib.util
-import logging
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from distsummary.base.guard import guarded_log
 from distsummary.format.own_tags import GPU_ALLOCATED, GPU_MEMORY, GPU_RESERVED, GPU_UTILIZATION
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 Levels = dict[str, float]
 

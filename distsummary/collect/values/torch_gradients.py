@@ -1,9 +1,9 @@
 """Histograms of the gradients of a torch model, as its optimizers see them."""
 
-import logging
 from typing import Any
 
 from distsummary.base.failures import Failures
+from distsummary.base.guard import guarded_log
 from distsummary.collect.values.checked_values import checked_copy
 from distsummary.collect.values.sources import Source
 from distsummary.collect.values.step_values import Parameters
@@ -18,7 +18,7 @@ from distsummary.training.callbacks import CallbackParams, number_of
 from distsummary.training.step_context import ENDED_LATE, StepContext
 from distsummary.training.timing.phases import RECORDING
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 SKIPPED = (
     "gradients are due, but the optimizer skips its step, since GradScaler found some that are not finite; "

@@ -4,7 +4,6 @@ Each rank measures the elements that it holds: no collective operation runs, the
 an accelerator, nothing waits: the results are copied to the host while the training continues.
 """
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from distsummary.base.failures import Failures
+from distsummary.base.guard import guarded_log
 from distsummary.collect.plan import share
 from distsummary.collect.values.sources import Source
 from distsummary.diagnosis.verdict import UNRECORDED
@@ -42,7 +42,7 @@ from distsummary.training.finite import FiniteCheck
 from distsummary.training.step_context import ENDED_LATE, StepContext
 from distsummary.training.timing.phases import RECORDING
 
-logger = logging.getLogger(__name__)
+logger = guarded_log(__name__)
 
 NO_STEP = (
     "none were measured, since no torch.optim.Optimizer that holds parameters of the watched model stepped "

@@ -1,7 +1,6 @@
 """The checkpoints of a landscape: from runs, trajectories, files, or the model itself."""
 
 import errno
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from distsummary.base.checks import check_int
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints.landscape_spec import MIN_INTERVAL
 from distsummary.checkpoints.metadata import MAX_INT, METADATA
 from distsummary.checkpoints.trajectory import SUFFIXES, Trajectory, map_checkpoint, read
@@ -30,7 +30,7 @@ AnyAround: TypeAlias = Around | Trajectory  # only SummaryLandscape passes a Tra
 PICKLES = (".pt", ".pth", ".bin", ".pkl")
 ZIP = b"PK\3\4"  # files of torch.save begin with this, as do Lightning's .ckpt files
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Finds the parameters that a landscape varies ("moves"), their names, and the axes of their filters."""
 
-import logging
 import re
 from collections import ChainMap
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from distsummary.base.checks import check_type
+from distsummary.base.guard import guarded_log
 from distsummary.checkpoints.mapped import StoredState
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.frameworks.base import framework_of
@@ -28,7 +28,7 @@ Patterns: TypeAlias = str | Sequence[str] | None
 _PREFIX = re.compile(r"((module|_orig_mod)\.)*")
 NEAR = 0.5  # least difflib ratio for a name to be suggested
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

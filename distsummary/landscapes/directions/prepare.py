@@ -1,7 +1,6 @@
 """Makes the planes that a user requests from checkpoints, with labels that make the planes' tags unique."""
 
 import hashlib
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeAlias
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidValueError
 from distsummary.frameworks.base import CurvatureSource
 from distsummary.landscapes.directions import CORNERS
@@ -45,7 +45,7 @@ FindEigenpairs: TypeAlias = Callable[[Weights, Sequence[str], int], Eigenpairs]
 LONGEST = 40  # characters of the names in a label; limited, since tags become file names
 AND = "-and-"
 _DIGEST = 3  # bytes
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 class Checkpoints:

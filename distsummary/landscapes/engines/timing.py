@@ -3,7 +3,6 @@
 The losses of the timed points are not kept: the workers evaluate all points with the chosen engine.
 """
 
-import logging
 import shutil
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.guard import guarded_log
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.planes import PlanePlan
 from distsummary.landscapes.directions.recipe import Array, Directions
@@ -36,7 +36,7 @@ PROBES = 6  # losses are compared at this many points of a row; at least this ma
 TIMED_S = 0.03  # seconds that one timing of a candidate should take
 REPEATS = 6  # timings per candidate; the shortest counts, because the machine may be shared
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ Two more engines have modules of their own: `torch_graph_engine` records the use
 `torch_inference_engine` needs hardly more memory than the model.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.frameworks.torch_private import BATCH_NORMS, writes_to
 from distsummary.landscapes.directions.recipe import Array, Recipe, Weights
@@ -44,7 +44,7 @@ from distsummary.landscapes.model.user_code import batch_name, in_batch
 REPEATED = 1e-5  # allowed relative difference of two evaluations: GPUs may sum in different orders
 PROOF = 1e-4  # allowed relative difference between the model's own code and another way of computing
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

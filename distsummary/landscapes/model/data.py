@@ -1,6 +1,5 @@
 """The data sets that losses are computed from: one, or several with names; kept in memory or streamed."""
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distsummary.base.checks import check_type
+from distsummary.base.guard import guarded_log
 from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.landscapes.model.batches import inside, shape_of
 from distsummary.landscapes.model.quantities import BatchFacts
@@ -19,7 +19,7 @@ Data = Mapping[str, Iterable[Any]]
 # Files with the memory limit of a container (cgroup versions 2 and 1): "max" or a number of bytes.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 def host_bytes(limits_at: Iterable[str | os.PathLike[str]] = CONTAINER_LIMITS) -> int:

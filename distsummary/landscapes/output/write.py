@@ -1,6 +1,5 @@
 """Writes landscapes to a run dir: events for MindInsight, pictures for TensorBoard, and the grids."""
 
-import logging
 import secrets
 import struct
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.publish import ensure_directory, publish
 from distsummary.base.terminal import doing
 from distsummary.errors import (
@@ -54,7 +54,7 @@ CARDS: dict[str, dict[str, Any]] = {  # 640 pixels wide
     "curve": {"size": (4.0, 3.8), "dpi": 160},
 }
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 def write_landscapes(

@@ -1,6 +1,5 @@
 """Workers on Ray: actors of the cluster that this process is connected to, or of a local one."""
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ import ray
 
 from distsummary.base.actor_private import bootstrap_address
 from distsummary.base.cluster import check_reachable, join, reachable_cluster, start_local
+from distsummary.base.guard import guarded_log
 from distsummary.errors import ClusterError, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import GROUPS
@@ -43,7 +43,7 @@ from distsummary.landscapes.run.worker_process import (
 from distsummary.rundir.topology import cluster_address
 
 LEAST_POINTS = 20  # no worker is started for fewer points
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 class RayWorkers:

@@ -1,6 +1,5 @@
 """A crew: Ray actors, one in each slot, that share the chunks of a scheduler. A dead one is made again."""
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from ray.exceptions import (
 
 from distsummary.base.actor_calls import Beginnings, why_not_begun
 from distsummary.base.actor_private import quoted_error
+from distsummary.base.guard import guarded_log
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.actor_process import WorkerProcess
@@ -40,7 +40,7 @@ LOOK = (
     "(runtime_env of ray.init), or use workers=0"
 )
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 @dataclass(slots=True)

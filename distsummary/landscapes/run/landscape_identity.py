@@ -8,7 +8,6 @@ begins again, and a warning says so.
 
 import hashlib
 import inspect
-import logging
 import pickle
 import re
 import secrets
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.parameters import own_state
@@ -34,7 +34,7 @@ DIGEST = 16  # bytes of a hash
 PICKLE = 4  # the pickle protocol
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _LAMBDA = re.compile(r"\blambda\b")
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 def landscape_identity(task: Task, refine: float | None = None) -> dict[str, str]:

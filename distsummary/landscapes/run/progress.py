@@ -1,13 +1,13 @@
 """Reports the progress of a landscape in a line of a terminal, in an output of a notebook, or in the log."""
 
 import importlib
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from distsummary.base.guard import guarded_log
 from distsummary.base.terminal import EVERY_S, Estimate, TerminalLine, duration
 from distsummary.errors import InvalidTypeError
 from distsummary.rundir.topology import in_notebook
@@ -19,7 +19,7 @@ MOST_RATES = (
     8  # with more workers or nodes, a line shows only the range of their rates; a callback gets them all
 )
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

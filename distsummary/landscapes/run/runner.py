@@ -4,7 +4,6 @@ A landscape goes through generator -> request -> prepare (directions and points)
 runner -> assemble. Its workers run in this process (defined here) or on Ray (see the module `actor`).
 """
 
-import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from distsummary.base.guard import guarded_log
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.directions.hessian import Hessian
 from distsummary.landscapes.directions.planes import Prepared
@@ -41,7 +41,7 @@ from distsummary.landscapes.run.worker_failures import (
     user_errors,
 )
 
-_log = logging.getLogger(__name__)
+_log = guarded_log(__name__)
 
 
 class Crew(Protocol):

@@ -4,9 +4,11 @@ import logging
 import pickle
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import distsummary as ds
 from distsummary.base.checks import check_int
 from distsummary.base.failures import Failures
 from distsummary.base.guard import APART_S, MOST, Guard, guarded, run_each
@@ -265,3 +267,23 @@ def test_ctrl_c_in_an_end_is_raised_when_all_its_parts_have_run() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_each([("a", raising(KeyboardInterrupt())), ("b", lambda: done.append("b"))], print)
     assert done == ["b"]
+
+
+@pytest.mark.parametrize("name", ["distsummary.events.async_writer", "filelock"])
+def test_a_handler_of_logging_that_raises_costs_no_value(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, handler = logging.getLogger(name), RaisingHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        with ds.init(tmp_path, quiet=True, system_metrics=False) as run:
+            for step in run.steps(range(3)):
+                run.log(loss=float(step))
+        log.debug("of %d", 7)
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+    assert run.health().errors == run.health().dropped == {}
+    assert "of 7 (a handler of logging raised RuntimeError('of 7'))" in capsys.readouterr().err

@@ -597,3 +597,46 @@ def test_a_second_training_in_a_run_dir_is_reported_on_the_console_and_has_its_o
         assert ("holds a training already; this one is attempt 1, which" in reported) == (name == "second")
     assert str(nasty_tmp_path) in reported
     assert [[*entry.map_str] for entry in read_lineage(nasty_tmp_path).custom.user_info] == [["second"]]
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        (lambda run: run.log({"eval/loss": 1.0}), ["run.log and an evaluation"]),
+        (lambda run: evaluate(run, loss=2.0), ["two evaluations"]),
+        (lambda run: run.log({"eval/top5": 1.0}), []),
+        (lambda run: evaluate(run, top5=1.0), []),
+    ],
+)
+@pytest.mark.parametrize("is_before", [True, False])
+def test_two_numbers_of_a_tag_at_a_step_are_in_the_files_and_named_once(tmp_path, give, said, is_before):
+    with ds.init(tmp_path, quiet=True, system_metrics=False) as run:
+        for _ in run.steps(range(3)):
+            if is_before:
+                give(run)
+            evaluate(run, loss=7.0)
+            if not is_before:
+                give(run)
+    found = run.health()
+    assert [text.split(", of ")[1].split(":")[0] for text in found.errors] == said
+    assert found.dropped == {}
+    values = [value for event in read_directory(tmp_path) for value in event.values]
+    assert sum(value.tag.startswith("eval/") for value in values) == 6
+
+
+def evaluate(run, **metrics):
+    with run.eval() as evaluation:
+        evaluation.log(**metrics)
+
+
+def test_what_is_given_under_a_name_of_distsummary_counts(tmp_path):
+    names = ("learning_rate/auto", "zz_perf/step_ms", "zz_perf/data_wait_ms", "zz_system/process/memory_gib")
+    with ds.init(tmp_path, optimizer=Momentum(), watch=Model(), histograms=".*", collect_freq=1) as run:
+        for step in run.steps(range(3)):
+            run.log(dict.fromkeys(names, 100.0 + step))
+            run.histogram("layer1.weight/auto", np.full(5, 77.0))
+    recorded = ds.open_run(tmp_path)
+    for name in names:
+        assert [row.value for row in recorded.scalars(name)] == [100.0, 101.0, 102.0]
+    values = [value for event in read_directory(tmp_path) for value in event.values]
+    assert [value.tag for value in values].count("layer1.weight/auto") == 3
