@@ -206,3 +206,23 @@ def test_groups_of_the_list_are_compared_as_bands(served):
     page.locator("main").get_by_label("group by").select_option("")
     page.wait_for_selector("html[data-ready] #compared canvas")
     assert page.locator("#compared .legend span").all_inner_texts() == ["alone", "slow"]
+
+
+def test_the_tab_of_tensorboard_is_as_dark_as_tensorboard_and_leads_back_to_its_list(browser, recorded):
+    command = [PYTHON, "-m", "tensorboard.main", "--logdir", recorded, "--port", "0", "--load_fast=false"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="light")
+        try:
+            [url] = next(filter(None, (re.findall(r"http://\S+", line) for line in process.stdout)))
+            page.goto(f"{url}?darkMode=true#distsummary_ranks")
+            tab = page.frame_locator("iframe")
+            tab.get_by_role("link", name="alone", exact=True).click(timeout=ENDED)
+            tab.locator("html[data-theme=dark] .chart canvas").first.wait_for(timeout=ENDED)
+            tab.locator("nav .back a").click()
+            tab.get_by_role("link", name="slow", exact=True).wait_for(timeout=ENDED)
+        finally:
+            page.close()
+            process.terminate()
+            process.wait(60)

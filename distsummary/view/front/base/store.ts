@@ -29,4 +29,21 @@ export function changeTheme(): void {
 }
 dark.addEventListener("change", changed)
 
+// In TensorBoard's tab, the page is as dark as TensorBoard.
+function followTensorBoard(): void {
+  if (parent === window || !parent.document.querySelector("tb-webapp")) return
+  const body = parent.document.body
+  const follow = (): void => {
+    document.documentElement.dataset.theme = body.classList.contains("dark-mode") ? "dark" : "light"
+    changed()
+  }
+  new MutationObserver(follow).observe(body, { attributeFilter: ["class"] })
+  follow()
+}
+try {
+  followTensorBoard()
+} catch (error) {
+  if (!(error instanceof DOMException)) throw error // a frame of a page of others, which may not be read
+}
+
 export const css = (name: string): string => getComputedStyle(document.documentElement).getPropertyValue(name).trim()

@@ -34,8 +34,8 @@ export const pagesOfRun = (): Entry[] => PAGES.filter((one) => one.name !== "com
 function Nav({ hasList }: { hasList: boolean }) {
   return (
     <nav aria-label="pages of the run">
-      <p class="home">{hasList ? <><a href="./">runs</a> / </> : null}<b>{data.value.overview.name}</b></p>
-      <ul>{pagesOfRun().map(({ name, title, count, missing }, at) => {
+      <p class="home">{hasList ? <><a href="?">runs</a> / </> : null}<b>{data.value.overview.name}</b></p>
+      <ul>{hasList && <li class="back"><a href="?">‹ runs</a></li>}{pagesOfRun().map(({ name, title, count, missing }, at) => {
         const number = count()
         return <li key={name}><a ref={route.value === name ? (link) => link?.scrollIntoView({ block: "nearest", inline: "nearest" }) : undefined} href={linkTo(name)} aria-current={route.value === name ? "page" : undefined} class={missing() ? "empty" : ""} title={`key ${at + 1}`}>
           {title}{number != null && <span>{whole(number)}</span>}</a></li>
