@@ -24,6 +24,7 @@ from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.deal import Deal, Heartbeat
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
+from distsummary.storage.place import SHIP_BYTES
 
 logger = guarded_log(__name__)
 
@@ -81,7 +82,7 @@ class AggregatorClient:
         *,
         register_s: float = REGISTER_S,
         merge_s: float = MERGE_S,
-        ship_bytes: int = 1 << 30,
+        ship_bytes: int = SHIP_BYTES,
     ) -> None:
         self._run_dir, self._register_s, self._merge_s = run_dir, register_s, merge_s
         self._ship_bytes = ship_bytes

@@ -6,6 +6,7 @@ from distsummary.base.processes import in_ray
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
+from distsummary.storage.place import SHIP_BYTES
 
 
 def coordinator(
@@ -14,7 +15,7 @@ def coordinator(
     *,
     aggregate: bool = True,
     waits_at_exit: bool = False,
-    ship_bytes: int = 1 << 30,
+    ship_bytes: int = SHIP_BYTES,
 ) -> Coordinator:
     """The coordinator of a rank.
 

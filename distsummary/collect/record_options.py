@@ -12,6 +12,7 @@ from distsummary.collect.remote.open_writer import check_collectors
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import DELIVERIES, WRITTEN
+from distsummary.storage.place import SHIP_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ class Record:
     rotate_s: float | None = None
     delivery: str = WRITTEN
     overload: str = WAIT
-    ship_bytes: int = 1 << 30
+    ship_bytes: int = SHIP_BYTES
     raise_exception: bool = False
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from distsummary.base.publish import ensure_directory, publish
 from distsummary.rundir.rank_manifest import read_entries
 from distsummary.rundir.run_dir import RANK_MANIFEST, RunDir
 from distsummary.storage.home import Home, HostState, Seen
+from distsummary.storage.place import SHIP_BYTES
 from distsummary.storage.spool import Spool, is_small
 
 logger = guarded_log(__name__)
@@ -64,7 +65,7 @@ class Ship:
         self._thread.start()
 
     def enter(
-        self, key: str, process: Mapping[str, Any], directory: str, attempt: int, bulk_bytes: int = 1 << 30
+        self, key: str, process: Mapping[str, Any], directory: str, attempt: int, bulk_bytes: int = SHIP_BYTES
     ) -> None:
         """A rank of this host begins, or still runs; raises what the home raises.
 

@@ -13,6 +13,7 @@ from distsummary.errors import DistSummaryError
 from distsummary.rundir.attempts import ENDED
 from distsummary.rundir.run_dir import MANIFEST, RANK_MANIFEST, RunDir
 from distsummary.rundir.run_records import RankRecord
+from distsummary.storage.place import SHIP_BYTES
 
 GROW, PART, WHOLE, GONE = "grow", "part", "whole", "gone"
 PART_BYTES = 4 << 20  # of a file in one Change
@@ -72,7 +73,7 @@ class Spool:
     def __init__(self, base: Path) -> None:
         self._run_dir = RunDir(base)
         self.base = base
-        self.bulk_bytes = 1 << 30
+        self.bulk_bytes = SHIP_BYTES
         self.kept: set[str] = set()
         self._bulk: dict[str, int] = {}  # bytes of the large files that are sent
         self._held: set[str] = set()
@@ -107,11 +108,11 @@ class Spool:
                 found.append(Change(name, GONE))
             sent[name] = None
         self.kept &= names.keys()
-        # The names of event files are in the order in which they were written.
-        for name, _ in sorted(names.items(), key=lambda item: (item[1], item[0])):
+        # A list comes behind what it lists; event files have names in the order in which they were written.
+        for name, _ in sorted(names.items(), key=lambda item: (item[1], is_small(item[0]), item[0])):
             if most <= 0:
                 break
-            if names[name] == _BULK and not self._has_room(name):
+            if names[name] == _BULK and not is_small(name) and not self._has_room(name):
                 continue
             with suppress(FileNotFoundError):
                 for change, state in self._of(name, most):

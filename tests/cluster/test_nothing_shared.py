@@ -89,12 +89,13 @@ TRAJECTORY = """
 import sys, ray, torch
 import distsummary as ds
 
-def train(run_dir):
+def train(run_dir, most):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     keep = {"landscape_size": 4, "unit": "step", "intervals": [[10, 20, 30, 40]]}
-    with ds.init(run_dir, watch=model, optimizer=optimizer, record=ds.Record(collect_landscape=keep)) as run:
+    record = ds.Record(collect_landscape=keep, ship_bytes=most)
+    with ds.init(run_dir, watch=model, optimizer=optimizer, record=record) as run:
         for step in run.steps(range(40)):
             optimizer.zero_grad()
             loss = model(torch.randn(8, 4)).pow(2).mean()
@@ -103,9 +104,9 @@ def train(run_dir):
             run.log(loss=loss)
     torch.distributed.barrier()
 
-run_dir, address = sys.argv[1:]
+run_dir, address, most = sys.argv[1:]
 ray.init(address="auto")
-ds.launch(train, run_dir, ranks=2, resources_per_rank={"CPU": 1, f"node:{address}": 0.01})
+ds.launch(train, run_dir, int(most), ranks=2, resources_per_rank={"CPU": 1, f"node:{address}": 0.01})
 """
 
 DRAW = """
@@ -254,12 +255,25 @@ def test_a_landscape_of_checkpoints_of_another_host_is_as_on_one(tmp_path: Path)
     drawn = []
     with cluster(tmp_path) as hosts:
         for host in (0, 1):
-            done = hosts.run(0, "python", "-c", TRAJECTORY, f"{RUN}{host}", hosts.address(host))
+            done = hosts.run(0, "python", "-c", TRAJECTORY, f"{RUN}{host}", hosts.address(host), str(1 << 30))
             assert done.returncode == 0, done.stdout + done.stderr
             done = hosts.run(0, "python", "-c", DRAW, f"{RUN}{host}")
             assert done.returncode == 0, done.stdout + done.stderr
             drawn.append(done.stdout.split()[-1])
     assert drawn[0] == drawn[1]
+
+
+def test_checkpoints_that_are_too_large_stay_on_their_host_and_are_named(tmp_path: Path) -> None:
+    with cluster(tmp_path) as hosts:
+        done = hosts.run(0, "python", "-c", TRAJECTORY, RUN, hosts.address(1), "150")
+        assert done.returncode == 0, done.stdout + done.stderr
+        written = [f"Linear_{step}_step.ckpt" for step in (10, 20, 30, 40)]  # of 70 bytes each
+        found = hosts.run(0, "ls", f"{RUN}/ckpt_dir").stdout.split()
+        assert found == [*written[:2], "train_metadata.json"]
+        found = hosts.run(1, "sh", "-c", "ls /tmp/distsummary-*/*/ckpt_dir").stdout.split()
+        assert found == [*written, "train_metadata.json"]
+        status = " ".join(hosts.run(0, "python", "-m", "distsummary", "status", RUN).stdout.split())
+        assert "on host h1 (see ds.Record(ship_bytes=)): /tmp/distsummary-" in status, status
 
 
 def test_what_a_ship_that_was_ended_has_not_sent_is_fetched(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any  # the arguments of Ship
 
 import pytest
 
@@ -44,6 +45,18 @@ def manifest(base: Path, attempt: int, *, has_ended: bool = False) -> None:
         coordinator.leave(topology, attempt, {})
 
 
+class HeldShip(Ship):
+    """A ship whose thread begins when an event is set; at once, it might end before its rank arrives."""
+
+    def __init__(self, begin: threading.Event, *given: Any, **options: Any) -> None:
+        self._begin = begin
+        super().__init__(*given, **options)
+
+    def _run(self) -> None:
+        self._begin.wait()
+        super()._run()
+
+
 class Trip:
     """A spool and its home; what is sent between them is kept, and can be made to fail."""
 
@@ -55,7 +68,7 @@ class Trip:
         self.sent: list[str] = []
         self.fails = False
         self.ships: list[Ship] = []
-        self.ended = threading.Event()
+        self.begin, self.ended = threading.Event(), threading.Event()
         self.enter, self.leave = self.home.enter, self.home.leave
 
     def exchange(
@@ -67,7 +80,8 @@ class Trip:
         return self.home.exchange(host, held, changes, seen)
 
     def ship(self, *, round_s: float = 60.0, linger_s: float = 60.0) -> Ship:
-        self.ships.append(Ship(self.spool, self, self.ended.set, round_s=round_s, linger_s=linger_s))
+        options = {"round_s": round_s, "linger_s": linger_s}
+        self.ships.append(HeldShip(self.begin, self.spool, self, self.ended.set, **options))
         return self.ships[-1]
 
     def arrives(self, name: str, data: bytes) -> bool:
@@ -78,6 +92,7 @@ class Trip:
 def trip(tmp_path: Path) -> Iterator[Trip]:
     found = Trip(tmp_path)
     yield found
+    found.begin.set()
     for ship in found.ships:
         ship.close()
     found.home.leave("rank_00001")
@@ -147,6 +162,7 @@ def test_it_ends_when_its_ranks_have_died_and_all_was_sent(trip: Trip) -> None:
     put(trip.spool, EVENTS, b"abc")
     ship = trip.ship(round_s=0.01, linger_s=0.0)
     ship.enter("s", DEAD, "rank_00001", 0)
+    trip.begin.set()
     assert trip.ended.wait(60)
     assert trip.arrives(EVENTS, b"abc")
     assert not trip.spool.exists()
@@ -156,10 +172,13 @@ def test_what_is_too_large_stays_and_is_named(trip: Trip) -> None:
     names = [f"ckpt_dir/net-{number}.safetensors" for number in range(3)]
     for name in names:
         put(trip.spool, name, bytes(100))
+    put(trip.spool, "ckpt_dir/train_metadata.json", bytes(100))  # it lists them
     ship = trip.ship(round_s=0.01, linger_s=0.0)
     ship.enter("s", DEAD, "rank_00001", 0, bulk_bytes=250)
+    trip.begin.set()
     assert trip.ended.wait(60)
     assert [(trip.base / name).exists() for name in names] == [True, True, False]
+    assert trip.arrives("ckpt_dir/train_metadata.json", bytes(100))
     assert (trip.spool / names[2]).stat().st_size == 100
     assert RunDir(trip.base).kept() == {platform.node(): [str(trip.spool / names[2])]}
 
