@@ -117,17 +117,11 @@ class AggregatorClient:
 
         An aggregator that has ended, because it was killed or took all ranks for dead, is started again.
         """
-        # While a call of `renew` has no answer yet, no further one is sent: they would only queue up.
-        with contextlib.suppress(RayGoneError), self._ray.call():
-            try:
-                if self._renewal is None or ray.wait([self._renewal], timeout=0)[0]:
-                    if self._renewal is not None:
-                        ray.get(self._renewal, timeout=RETRY_S)
-                    self._renewal = self._handle.renew.remote()
-            except RayActorError:
-                self._handle, self._renewal = start_aggregator(self._run_dir), None
         if self._ship is not None:
+            # What the ship sends says that its ranks live.
             self._ship.renew(topology, attempt)
+        else:
+            self._renew()
         deals = self._local.beat(topology, attempt, heartbeat)
         if self._has_gauges and topology.role == "train":
             try:
@@ -173,7 +167,22 @@ class AggregatorClient:
                 asked = self._handle.report.remote(attempt, verdict)
             return bool(self._ray.result(asked, self._merge_s))
         except (RayError, RayGoneError) as error:
+            if isinstance(error, RayActorError):
+                # The ship of this rank has started another one.
+                with contextlib.suppress(RayGoneError), self._ray.call():
+                    self._handle = start_aggregator(self._run_dir)
             raise OSError(f"the aggregator does not answer: {error_line(error)}") from error
+
+    def _renew(self) -> None:
+        # While a call has no answer yet, no further one is sent: they would only queue up.
+        with contextlib.suppress(RayGoneError), self._ray.call():
+            try:
+                if self._renewal is None or ray.wait([self._renewal], timeout=0)[0]:
+                    if self._renewal is not None:
+                        ray.get(self._renewal, timeout=RETRY_S)
+                    self._renewal = self._handle.renew.remote()
+            except RayActorError:
+                self._handle, self._renewal = start_aggregator(self._run_dir), None
 
     def _ask(self, method: str, timeout_s: float, *args: object, **options: object) -> Any:
         """Call the aggregator, or the LocalCoordinator if there is no answer; raises what the call raised."""

@@ -26,11 +26,12 @@ class _AggregatorActor(Aggregator):
     """An Aggregator that ends itself by `ray.kill`: Ray would restart an actor that merely exits."""
 
     def __init__(self, run_dir: str) -> None:
-        super().__init__(
-            run_dir,
-            on_end=lambda: ray.kill(ray.get_runtime_context().current_actor, no_restart=True),
-        )
-        self._home = DirectoryHome(self._run_dir)
+        self._home = DirectoryHome(RunDir(run_dir))
+        super().__init__(run_dir, on_end=self._end)
+
+    def _end(self) -> None:
+        self._home.close()
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     @ray.method(concurrency_group=ASIDE)  # type: ignore[untyped-decorator]  # of Ray
     def serves(self, launch_id: str) -> bool:

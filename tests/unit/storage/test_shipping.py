@@ -237,6 +237,20 @@ def test_a_part_whose_beginning_is_lost_is_asked_for_again(trip: Trip) -> None:
     assert not (trip.base / "rank_00001" / "facts.json").exists()
 
 
+def test_a_file_is_replaced_as_often_as_it_is_sent_and_nothing_is_left(trip: Trip) -> None:
+    name, held = "rank_00001/manifest.json", {"rank_00001": 0}
+    for data in (b"[1, 2, 3]", b"[4]", b"[5, 6]", b"[7, 8, 9, 10]"):
+        trip.home.exchange(HostState("h1"), held, [Change(name, WHOLE, 0, data)], Seen())
+        assert trip.arrives(name, data)
+    assert (trip.base / name).stat().st_nlink == 1
+    # A part of which the beginning is lost is not added to what was sent before.
+    assert trip.home.exchange(HostState("h1"), held, [Change(name, WHOLE, 3, b"x")], Seen()).again == (name,)
+    trip.home.exchange(HostState("h1"), held, [Change(name, WHOLE, 0, b"[]", 0o600)], Seen())
+    assert (trip.base / name).stat().st_mode & 0o777 == 0o600
+    trip.home.close()
+    assert [path.name for path in trip.base.iterdir() if not path.name.startswith(".host")] == ["rank_00001"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
