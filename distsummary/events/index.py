@@ -151,9 +151,9 @@ def index_path(segment: Path) -> Path:
     return segment.parent / f"seg-{hashlib.blake2b(segment.name.encode(), digest_size=8).hexdigest()}.idx"
 
 
-def is_index(path: Path) -> bool:
-    """Whether a file is an index, by its name."""
-    return path.name.startswith("seg-") and path.suffix == ".idx"
+def is_index(name: str) -> bool:
+    """Whether a file of this name is an index."""
+    return name.startswith("seg-") and name.endswith(".idx")
 
 
 def read_index(segment: Path) -> FileContents | None:
@@ -234,7 +234,7 @@ def write_index(segment: Path, part: FileContents) -> bool:
             file.write(_HEAD.pack(MAGIC, len(head), google_crc32c.value(head)))
             file.writelines([head, *data])
         # Indexes are listed before event files, so that one that appears meanwhile is not removed.
-        found = [other for other in path.parent.iterdir() if is_index(other)]
+        found = [other for other in path.parent.iterdir() if is_index(other.name)]
         wanted = {index_path(one) for one in all_event_files(path.parent)}
         for other in found:
             if other not in wanted:

@@ -315,7 +315,7 @@ def _own_files(run_dir: RunDir, kept: list[Path]) -> Iterator[Path]:
 
 def _is_own(path: Path, names: Collection[str], run_id: str) -> bool:
     """Whether a file in the directory of a rank is of the run."""
-    if path.name in names or is_index(path) or any(one.fullmatch(path.name) for one in (_HIDDEN, _TORN)):
+    if path.name in names or is_index(path.name) or any(one.fullmatch(path.name) for one in (_HIDDEN, _TORN)):
         return True
     if stamp_of(path.name) is None:
         return False
@@ -336,7 +336,7 @@ def _of_folder(folder: Path, run_dir: RunDir, kept: list[Path]) -> Iterator[Path
             if one.parent == folder
             and (
                 stamp_of(one.name) is not None
-                or is_index(one)
+                or is_index(one.name)
                 or LANDSCAPE_JOURNAL.fullmatch(one.name)
                 or _HIDDEN.fullmatch(one.name)
                 or (one.suffix in (".npz", ".png") and _PICTURE.sub("", one.stem) in grids)

@@ -5,7 +5,6 @@ import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -403,7 +402,7 @@ class RecordedRun:
                 with os.scandir(directory) as entries:
                     for entry in entries:
                         # Readers write indexes: they do not show that the run has recorded more.
-                        if entry.is_file() and not is_index(Path(entry)):
+                        if entry.is_file() and not is_index(entry.name):
                             stat = entry.stat()
                             found.append((entry.path, stat.st_ino, stat.st_size, stat.st_mtime_ns))
             except FileNotFoundError:

@@ -97,14 +97,15 @@ class RunRow:
         return self.label or self.folder
 
 
-def read_first(path: str, place: Path, *, now: float) -> RunRow:
+def read_first(path: str, place: Path, *, now: float, size_bytes: int = 0) -> RunRow:
     """The row without what event files say; whatever is wrong with the files hides no other run.
 
     Args:
-        path: of the run in the table. place: its directory. now: seconds since the epoch.
+        path: of the run in the table. place: its directory. now: seconds since the epoch. size_bytes: of all
+            its files.
     """
     is_run = (place / MANIFEST).exists()
-    row = RunRow(path=path, folder=place.name, state=NO_MANIFEST)
+    row = RunRow(path=path, folder=place.name, state=NO_MANIFEST, size_bytes=size_bytes)
     try:
         return _of_run(row, place, now) if is_run else _of_records(row, place)
     except Exception as error:
@@ -126,7 +127,9 @@ def row_of(row: RunRow, status: Status) -> RunRow:
     """The row with what the states of its ranks say."""
     run, newest = status.run, status.run.newest
     if newest is None:
-        return replace(row, state=run.state, is_healthy=False, finding="no rank has registered")
+        return replace(
+            row, id=run.run_id, state=run.state, is_healthy=False, finding="no rank has registered"
+        )
     notes = [line.strip() for line in causes(status)]
     if newest.failure is not None and not notes:
         notes.append(f"rank {newest.failure.rank} failed: {newest.failure.error}")
@@ -143,6 +146,7 @@ def row_of(row: RunRow, status: Status) -> RunRow:
     more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
     return replace(
         row,
+        id=run.run_id,
         state=run.state,
         is_healthy=status.is_healthy,
         level=status.level,
@@ -164,8 +168,8 @@ def row_of(row: RunRow, status: Status) -> RunRow:
 def _of_run(row: RunRow, place: Path, now: float) -> RunRow:
     run_dir = RunDir(place)
     manifest = run_dir.read_manifest()
-    status = read_status(place, now=now, manifest=manifest, reads_events=False)
-    row = row_of(replace(row, id=status.run.run_id), status)
+    status = read_status(run_dir, now=now, manifest=manifest, reads_events=False)
+    row = row_of(row, status)
     newest = status.run.newest
     entry: dict[str, Any] = next(
         (
@@ -178,25 +182,26 @@ def _of_run(row: RunRow, place: Path, now: float) -> RunRow:
     settings = dict(flat(entry.get("config") or {}, "config"))
     git = (entry.get("provenance") or {}).get("git") or {}
     commit = str(git.get("commit") or "")[:COMMIT_DIGITS]
+    labels, problem = Labels(), ""
+    try:
+        labels = read_labels(run_dir, manifest)
+    except (DistSummaryError, OSError) as error:
+        problem = _why(error)
     row = replace(
         row,
         config=dict([*settings.items()][:MOST_SETTINGS]),
         left_out=max(0, len(settings) - MOST_SETTINGS),
         commit=f"{commit}{'+' if git.get('dirty') else ''}" if commit else None,
+        **_fields_of(labels),
     )
-    try:
-        labels = read_labels(run_dir, manifest)
-    except (DistSummaryError, OSError) as error:
-        return _noting(row, _why(error))
-    return _labelled(row, labels)
+    return _noting(row, problem) if problem else row
 
 
 def _of_records(row: RunRow, place: Path) -> RunRow:
     """Event files without a run.json, as a SummaryRecord writes them."""
     stamps = [stamp_of(file.name) or 0 for file in all_event_files(place)]
     labels = read_labels(RunDir(place), {})
-    row = _labelled(row, labels)
-    return replace(row, started=_seconds(float(min(stamps, default=0))))
+    return replace(row, started=_seconds(float(min(stamps, default=0))), **_fields_of(labels))
 
 
 def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunRow:
@@ -264,8 +269,8 @@ def _ended(attempt: AttemptState, now: float) -> float:
     )
 
 
-def _labelled(row: RunRow, labels: Labels) -> RunRow:
-    return replace(row, label=labels.name, group=labels.group, tags=labels.tags, notes=labels.notes)
+def _fields_of(labels: Labels) -> dict[str, Any]:
+    return {"label": labels.name, "group": labels.group, "tags": labels.tags, "notes": labels.notes}
 
 
 def _noting(row: RunRow, problem: str) -> RunRow:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -101,7 +101,7 @@ class RunRows:
         path = place.relative_to(self.base).as_posix()
         if (row := self._kept(place, stamp)) is not None:
             return _Entry(replace(row, path=path, folder=place.name), stamp)
-        row = replace(read_first(path, place, now=self._now), size_bytes=size)
+        row = read_first(path, place, now=self._now, size_bytes=size)
         if entry is not None:
             # Until its event files are read again, it has what they said before.
             row = replace(row, **{name: getattr(entry.row, name) for name in _OF_EVENTS})
@@ -132,7 +132,7 @@ class RunRows:
     def _keep(self, place: Path, entry: "_Entry") -> None:
         if not self._uses_index or not os.access(place, os.W_OK | os.X_OK):
             return
-        text = json.dumps({"version": VERSION, "stamp": entry.stamp, "row": asdict(entry.row)})
+        text = json.dumps({"version": VERSION, "stamp": entry.stamp, "row": msgspec.to_builtins(entry.row)})
         try:
             if len(text) <= _MOST_ROW:
                 with replacing(place / ROW, is_durable=False) as temporary, open(temporary, "xb") as file:
@@ -191,7 +191,7 @@ def _stamp(place: Path) -> tuple[str, int]:
                     if not os.path.exists(os.path.join(entry.path, MANIFEST)):
                         directories.append(entry.path)
                     continue
-                if not is_index(Path(entry.name)):
+                if not is_index(entry.name):
                     stat = entry.stat(follow_symlinks=False)
                     size += stat.st_size
                     found.append((entry.path[len(directories[0]) :], stat.st_size, stat.st_mtime_ns))

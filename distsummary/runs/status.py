@@ -114,7 +114,7 @@ class Status:
 
 
 def read_status(
-    path: str | os.PathLike[str],
+    path: RunDir | str | os.PathLike[str],
     *,
     now: float | None = None,
     manifest: Manifest | None = None,
@@ -132,7 +132,7 @@ def read_status(
         MissingFileError: it is no run; the message says what it is.
         DamagedFileError, RunDirError: run.json is damaged, of another version, or cannot be read.
     """
-    run_dir = RunDir(path)
+    run_dir = path if isinstance(path, RunDir) else RunDir(path)
     if manifest is None:
         _check_is_run(run_dir.base, os.fspath(path))
     now = file_system_time(run_dir.base) if now is None else now

@@ -93,7 +93,7 @@ def test_no_viewer_takes_an_index_for_an_event_file(tmp_path):
             run.log(loss=1.0)
     before = all_event_files(tmp_path / "run")
     assert len(ds.open_run(tmp_path / "run").scalars("loss")) == 3000
-    [index] = [path for path in (tmp_path / "run").iterdir() if is_index(path)]
+    [index] = [path for path in (tmp_path / "run").iterdir() if is_index(path.name)]
     assert re.search(r"summary\.\d+|tfevents", index.name) is None  # how viewers find files
     assert all_event_files(tmp_path / "run") == before
     shown = EventAccumulator(str(tmp_path / "run"), size_guidance={"scalars": 0})

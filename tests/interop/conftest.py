@@ -56,7 +56,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     assert done.returncode == 0, done.stdout + done.stderr
     with mock.patch.object(recorded, "LEAST_BYTES", 1):
         ds.open_run(run_dir).scalars()  # leaves an index next to each event file: no viewer minds
-    assert any(is_index(path) for path in run_dir.iterdir())
+    assert any(is_index(path.name) for path in run_dir.iterdir())
     return Demo(run_dir, done.stdout.splitlines(), left)
 
 

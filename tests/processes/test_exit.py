@@ -119,7 +119,7 @@ for step in run.steps(range(300)):
 def test_what_the_end_of_a_run_uses_first_is_loaded_at_the_exit_of_the_process(tmp_path):
     done = run_python("-c", LONG, tmp_path)
     assert done.stderr == ""
-    assert any(is_index(path) for path in tmp_path.iterdir())  # that of a file that is long enough for one
+    assert any(is_index(path.name) for path in tmp_path.iterdir())  # the file is long enough
 
 
 STOPPED = """

@@ -38,7 +38,7 @@ def rows(table, *names):
 
 
 def indexes(path):
-    return [one for one in path.rglob("*") if is_index(one)]
+    return [one for one in path.rglob("*") if is_index(one.name)]
 
 
 def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
