@@ -13,6 +13,7 @@ from distsummary.base.at_exit import close_at_exit, is_closed
 from distsummary.errors import ClosedError, InvalidValueError, WriteError
 from distsummary.events.writer import EventWriter
 from distsummary.format.scalar_rows import Row, row_dtype, row_struct
+from distsummary.training.forks import register_for_forks
 from distsummary.training.values import check_tag
 
 INTERVAL_S = 0.1  # what was added is passed on after so long
@@ -34,14 +35,24 @@ class StepRows:
         self._tags: set[str] = set()  # that were checked
         self._waiting: deque[Scalar] = deque()
         self._lock = threading.RLock()  # for who takes them
-        self._is_asleep = True
+        self._is_asleep, self._most = True, MOST
         self._begun, self._closed = threading.Event(), threading.Event()
         threading.Thread(target=self._pass_on, name="distsummary-rows", daemon=True).start()
         # At exit the newest is closed first, hence this one before the writer.
         close_at_exit(self.close)
+        register_for_forks(self)
+
+    def after_fork(self) -> None:
+        """In a forked child, which has no thread to pass rows on: the writer refuses what is added."""
+        self._waiting.clear()
+        self._lock = threading.RLock()
+        self._is_asleep, self._most = False, 0
 
     def add(self, tag: str, number: float, step: int, wall_time: float | None = None) -> None:
-        """Take one scalar; raises InvalidTypeError or InvalidValueError for a bad tag or step."""
+        """Take one scalar; raises InvalidTypeError or InvalidValueError for a bad tag or step.
+
+        Raises ClosedError in a forked child.
+        """
         if tag not in self._tags:
             self._tags.add(check_tag(tag))
         if step not in STEPS:
@@ -51,7 +62,7 @@ class StepRows:
         if self._is_asleep:
             self._is_asleep = False
             self._begun.set()
-        elif len(waiting) >= MOST:
+        elif len(waiting) >= self._most:
             self.end_row()
 
     def end_row(self) -> None:

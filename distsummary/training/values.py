@@ -156,4 +156,7 @@ def _mean(value: Any) -> float:
 def _not_a_number(name: str, value: object) -> InvalidTypeError:
     dtype = getattr(value, "dtype", None)
     kind = type(value).__name__ + (f" of dtype {dtype}" if dtype is not None else "")
-    return InvalidTypeError(f"{name} must be a real number or a tensor of one element, got {kind}")
+    # As the metrics of torchmetrics, ignite and Keras.
+    methods = (method for method in ("compute", "result") if callable(getattr(type(value), method, None)))
+    remedy = next((f"; log what its method {method}() returns" for method in methods), "")
+    return InvalidTypeError(f"{name} must be a real number or a tensor of one element, got {kind}{remedy}")

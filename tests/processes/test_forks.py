@@ -161,3 +161,21 @@ def test_a_fork_waits_for_a_process_that_another_thread_starts(monkeypatch):
 def test_a_run_says_that_it_stays_in_its_process(tmp_path):
     with ds.init(tmp_path, quiet=True) as run, pytest.raises(UsageError, match="make one in each"):
         pickle.dumps(run)
+
+
+def test_a_summary_writer_of_the_parent_refuses_what_a_child_adds(tmp_path):
+    integrations = pytest.importorskip("distsummary.integrations", exc_type=ImportError)
+    writer = integrations.SummaryWriter(str(tmp_path))
+
+    def add():
+        for _ in range(2):
+            with pytest.raises(ClosedError, match="open one in each process after a fork"):
+                writer.add_scalar("child", 1.0, 1)
+
+    # Some wait while the child is forked: they are the parent's.
+    for step in range(100):
+        writer.add_scalar("parent", float(step), step)
+    assert in_child(add) == 0
+    writer.close()
+    rows = [(row.step, row.tag) for row in ds.open_run(tmp_path).scalars()]
+    assert rows == [(step, "parent") for step in range(100)]

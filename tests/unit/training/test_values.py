@@ -64,3 +64,10 @@ def test_other_outputs_have_no_loss(outputs):
 def test_a_mean_reports_the_bytes_that_it_holds_until_it_is_asked_for():
     mean = mean_later(FRAMEWORK.snapshot(np.arange(4.0)))
     assert (mean.nbytes, mean.result()) == (32, 1.5)
+
+
+@pytest.mark.parametrize("method", ["compute", "result"])
+def test_an_object_that_computes_its_number_is_refused_with_how_to_get_it(method):
+    metric = type("Accuracy", (), {method: lambda self: 0.5})()
+    with pytest.raises(InvalidTypeError, match=rf"got Accuracy; log what its method {method}\(\) returns"):
+        scalar("accuracy", metric)
