@@ -81,14 +81,16 @@ def answer(
         head, detail = _without(run, state, problems, steps)
     if verdicts and verdicts[0]["cause"] == NAN and loss and loss["bad_steps"]:
         detail += f"; {loss['bad_steps']:,} of {loss['steps']:,} steps have a loss that is not finite"
+        before = [int(step) for step in checkpoints if step < verdicts[0]["since_step"]]
+        detail += f"; the newest checkpoint before is of step {before[-1]:,}" if before else ""
     planned = planned_steps(run) or 0
     if state not in (*_GOOD, *_UNKNOWN) and steps:
         is_saved = all(one["cause"] != UNSAVED for one in verdicts)
         saved = [int(step) for step in checkpoints if step <= steps[1] and is_saved]
         of = f" of {planned:,}" if steps[1] < planned else ""
-        since = f", {steps[1] - saved[-1]:,} after its newest checkpoint" if saved else ""
-        if of or since:
-            detail += f"; the run ended at step {steps[1]:,}{of}{since}"
+        newest = f", its newest checkpoint is of step {saved[-1]:,}" if saved else ""
+        if of or newest:
+            detail += f"; the run ended at step {steps[1]:,}{of}{newest}"
     attempts = sum(row.role == run.role for row in run.attempts)
     if attempts > 1:
         words.append("restarted" if attempts == 2 else f"restarted {attempts - 1:,} times")
@@ -107,8 +109,13 @@ def _earlier(run: RecordedRun, cost: Bill) -> str:
     *earlier, _ = [row for row in run.attempts if row.role == run.role] or [None]
     if not earlier:
         return ""
-    said = f"Attempt {earlier[-1].attempt} {earlier[-1].state}"
-    said += f": {earlier[-1].error}" if earlier[-1].error else ""
+    last = earlier[-1]
+    said = f"Attempt {last.attempt} {last.state}"
+    known = [row for row in run.health if (row.attempt, row.rank) == (last.attempt, last.failed_rank)]
+    if known and len(run.ranks) > 1:
+        said += f" on rank {last.failed_rank}"
+    said += f" at step {known[0].step:,}" if known and known[0].step > 0 else ""
+    said += f": {last.error}" if last.error else ""
     said += f" ({len(earlier)} attempts before this one)" if len(earlier) > 1 else ""
     again_s = sum(one.seconds for one in cost.parts if one.part == "rollback")
     return f"{said}; steps that were made again cost {seconds(again_s)}" if again_s >= LEAST_S else said

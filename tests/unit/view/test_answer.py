@@ -212,13 +212,22 @@ LOSS = {"bad_steps": 3, "steps": 40}
 
 @pytest.mark.parametrize(
     ("cause", "checkpoints", "detail"),
-    [("failed", [1, 2, 9], "why; the run ended at step 4, 2 after its newest checkpoint"),
+    [("failed", [1, 2, 9], "why; the run ended at step 4, its newest checkpoint is of step 2"),
      ("failed", [], "why"),
      ("unsaved", [2], "why"),
-     ("nan", [], "why; 3 of 40 steps have a loss that is not finite")],
+     ("nan", [], "why; 3 of 40 steps have a loss that is not finite"),
+     ("nan", [2, 4], "why; 3 of 40 steps have a loss that is not finite; the newest checkpoint before is of "
+      "step 2; the run ended at step 4, its newest checkpoint is of step 4")],
 )  # fmt: skip
 def test_what_a_run_that_ended_early_lost_is_said(failed, cause, checkpoints, detail):
-    verdict = {"cause": cause, "level": "error", "rank": 0, "sentence": "It: cost.", "evidence": "why."}
+    verdict = {
+        "cause": cause,
+        "level": "error",
+        "rank": 0,
+        "sentence": "It: cost.",
+        "evidence": "why.",
+        "since_step": 3,
+    }
     cost = Bill(wall_s=9.0, parts=(Part("rollback", None, None, 5.0),))
     found = answer(failed, [verdict], steps=(1, 4), loss=LOSS, checkpoints=checkpoints, cost=cost)
     assert (found["head"], found["detail"], found["earlier"]) == ("It", detail, "")
@@ -228,7 +237,7 @@ def test_what_a_restart_lost_is_said(tmp_path, failed):
     with ds.init(tmp_path, aggregate=False, quiet=True) as run:
         for _ in run.steps(range(5)):
             run.log(loss=1.0)
-    said = "Attempt 0 failed: ZeroDivisionError: division by zero"
+    said = "Attempt 0 failed at step 3: ZeroDivisionError: division by zero"
     for again_s, more in ((0.0, ""), (5.0, "; steps that were made again cost 5.0 s")):
         cost = Bill(wall_s=9.0, parts=(Part("rollback", None, None, again_s),))
         found = answer(ds.open_run(tmp_path), [], steps=(1, 5), loss=None, checkpoints=[], cost=cost)

@@ -18,6 +18,7 @@ export function Sentence() {
   const cost = first && first.lost_s >= LEAST_S ? ` It cost ${lasting(first.lost_s)}${lasted.value ? ` of ${lasting(Math.max(lasted.value, first.lost_s))}` : ""}.` : ""
   const guide = first && answer.guides[first.cause]
   const toggle = (cause: string) => show(shown === cause ? "" : cause)
+  const host = first && overview.ranks.length > 1 ? overview.health.findLast((row) => row.rank === first.rank)?.host : ""
   const isSpecial = first && ["hang", "lost", "failed"].includes(first.cause)
   return (
     <section class={`card sentence ${answer.badge.kind}`} aria-label="the answer">
@@ -27,6 +28,7 @@ export function Sentence() {
       <p class="links">
         {guide && <button class="link" aria-expanded={shown === first.cause} onClick={() => toggle(first.cause)}>what to do</button>}
         {first && overview.ranks.length > 1 && !isSpecial && data.value.maps.length > 0 && <a href={linkTo("ranks", { step: `${first.since_step}`, rank: `${first.rank}` })}>the evidence</a>}
+        {host && <span class="quiet">{`rank ${first.rank} is on ${host}`}</span>}
         {others.length > 0 && <details class="others"><summary>{`and ${counted(others.length, "smaller finding")}`}</summary>
           <ul>{others.map((one, at) => <li key={at}><span>{one.sentence || `${one.cause}, rank ${one.rank}, ${stepsSaid(one)}: ${one.evidence}`}</span>{" "}
             {answer.guides[one.cause] && <button class="link" onClick={() => toggle(one.cause)}>what to do</button>}</li>)}</ul></details>}
