@@ -22,9 +22,8 @@ from distsummary.rundir.admission import refuse_other_version, refuse_unshared
 from distsummary.rundir.attempts import Registration
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.deal import Deal, Heartbeat
-from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.run_dir import SHIP_BYTES, RunDir
 from distsummary.rundir.topology import Topology
-from distsummary.storage.place import SHIP_BYTES
 
 logger = guarded_log(__name__)
 

@@ -4,9 +4,8 @@ from distsummary.aggregate.alone import LoneRank
 from distsummary.aggregate.registrar import first_free_attempt
 from distsummary.base.processes import in_ray
 from distsummary.rundir.coordination import Coordinator, LocalCoordinator
-from distsummary.rundir.run_dir import RunDir
+from distsummary.rundir.run_dir import SHIP_BYTES, RunDir
 from distsummary.rundir.topology import Topology
-from distsummary.storage.place import SHIP_BYTES
 
 
 def coordinator(

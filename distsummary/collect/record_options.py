@@ -12,7 +12,7 @@ from distsummary.collect.remote.open_writer import check_collectors
 from distsummary.events.spec import DROP, WAIT, WriterSpec
 from distsummary.format.compatibility import OURS, Compatibility
 from distsummary.format.records import DELIVERIES, WRITTEN
-from distsummary.storage.place import SHIP_BYTES
+from distsummary.rundir.run_dir import SHIP_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

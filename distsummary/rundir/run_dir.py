@@ -39,6 +39,8 @@ TIME = "{time}"  # placeholder in the path given to `ds.init`
 LOCK_TIMEOUT_S = 60.0
 _LOOK_AGAIN_S = (0.02, 0.1)  # while another process makes a change that may be the one wanted
 PROBE_BYTES = 4096  # written and removed by `create`
+# Bytes of large files, such as checkpoints, that a host that does not see the run dir sends by default.
+SHIP_BYTES = 1 << 30
 _HOST = ".host-"  # before the name of a host that does not see the run dir
 LANDSCAPE_JOURNAL = re.compile(r"journal-[0-9a-f]{16}\.bin")
 _RANK_DIR = re.compile(r"(?:(?P<role>[a-z]+)_)?rank_(?P<rank>\d{5,7})", re.ASCII)

@@ -12,7 +12,6 @@ from distsummary.errors import InvalidValueError, RunDirError
 
 HOME = "DISTSUMMARY_HOME"  # the id, the name or the address of the node on which runs are whole
 SPOOL = "DISTSUMMARY_SPOOL"  # the directory of spools of this host
-SHIP_BYTES = 1 << 30  # of large files, such as checkpoints, that a host sends, unless `Record` says otherwise
 HEAD = "node:__internal_head__"  # the resource of the head of a cluster
 # File systems of one host; others may show the same directory on several.
 LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "aufs", "tmpfs", "ramfs"}

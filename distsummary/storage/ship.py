@@ -12,9 +12,8 @@ from distsummary.base.guard import guarded_log
 from distsummary.base.processes import is_alive
 from distsummary.base.publish import ensure_directory, publish
 from distsummary.rundir.rank_manifest import read_entries
-from distsummary.rundir.run_dir import RANK_MANIFEST, RunDir
+from distsummary.rundir.run_dir import RANK_MANIFEST, SHIP_BYTES, RunDir
 from distsummary.storage.home import Home, HostState, Seen
-from distsummary.storage.place import SHIP_BYTES
 from distsummary.storage.spool import Spool, is_small
 
 logger = guarded_log(__name__)

@@ -11,9 +11,8 @@ from typing import NamedTuple
 from distsummary.base.checked_json import parse_json
 from distsummary.errors import DistSummaryError
 from distsummary.rundir.attempts import ENDED
-from distsummary.rundir.run_dir import MANIFEST, RANK_MANIFEST, RunDir
+from distsummary.rundir.run_dir import MANIFEST, RANK_MANIFEST, SHIP_BYTES, RunDir
 from distsummary.rundir.run_records import RankRecord
-from distsummary.storage.place import SHIP_BYTES
 
 GROW, PART, WHOLE, GONE = "grow", "part", "whole", "gone"
 PART_BYTES = 4 << 20  # of a file in one Change
