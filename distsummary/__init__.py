@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from distsummary import summary as summary  # modules, named as ds.summary and ds.thor
     from distsummary import thor as thor
     from distsummary._init import init
-    from distsummary.aggregate.joining import coordinator as coordinator  # not public: for the collector
+    from distsummary.aggregate.joining import admitted as admitted  # not public: for the collector
+    from distsummary.aggregate.joining import coordinator as coordinator  # likewise
     from distsummary.aggregate.merge import MergeReport, merge_run
     from distsummary.base.health import Health
     from distsummary.checkpoints.load import load_checkpoint, load_param_into_net
@@ -152,7 +153,7 @@ _NAMES_OF = {  # module -> its public names, as above: only type checkers run th
     "distsummary.diagnosis.diagnose": ("Diagnose",),
     "distsummary.errors": ("DistSummaryError", "LandscapeCancelled", "LandscapeError", "NonFiniteError"),
     "distsummary.base.health": ("Health",),
-    "distsummary.aggregate.joining": ("coordinator",),
+    "distsummary.aggregate.joining": ("admitted", "coordinator"),
     "distsummary.frameworks.base": ("Curvature", "CurvatureDirection", "CurvatureSource"),
     "distsummary.landscapes.directions.recipe": ("Directions",),
     "distsummary.landscapes.generator": ("landscape",),

@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal
 
-from distsummary.aggregate.joining import coordinator
+from distsummary.aggregate.joining import admitted, coordinator
 from distsummary.base.checks import check_choice, check_int, check_type, suggests
 from distsummary.base.columns import quoted
 from distsummary.base.guard import guarded_log
@@ -26,7 +26,7 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.format.records import DIALECTS, TENSORBOARD
 from distsummary.frameworks.base import framework_of
 from distsummary.rundir import topology as topologies
-from distsummary.rundir.admission import AUTO, ON_EXISTING, admit
+from distsummary.rundir.admission import AUTO, ON_EXISTING
 from distsummary.rundir.run_dir import TIME, RunDir, dated_run_dir, refuse_temporary
 from distsummary.rundir.topology import Topology
 from distsummary.training.callbacks import Callback, RunContext, guarded_hooks
@@ -202,23 +202,16 @@ def init(
     caller = sys._getframe(2)  # behind `suggests`
     place = f"the run made at {caller.f_code.co_filename}:{caller.f_lineno}"
     make = partial(directory_of, job=topologies.job_name())
-    admission = None
-    if aggregate and topology.world_size > 1 and in_ray():
-        from distsummary.aggregate.actor_arrival import arrive
-
-        admission = arrive(
-            run_dir,
-            topology,
-            make,
-            on_existing=on_existing,
-            resumes=initial_step > 0,
-            door=place,
-            is_private=settings.record.private,
-        )
-    if admission is None:
-        admission = admit(
-            make(run_dir, topology), topology, on_existing=on_existing, resumes=initial_step > 0, door=place
-        )
+    admission = admitted(
+        run_dir,
+        topology,
+        make,
+        on_existing=on_existing,
+        resumes=initial_step > 0,
+        door=place,
+        is_private=settings.record.private,
+        aggregate=aggregate,
+    )
     directory, topology = admission.run_dir, admission.topology
     if settings.record.private:
         directory.create().make_private()

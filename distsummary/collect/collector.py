@@ -176,7 +176,10 @@ class CollectorCallback(Callback):
             # If no door such as `ds.init` has admitted this rank, it asks for its place in the run now.
             if self._admission is None:
                 resumes = bool(params.get("initial_step"))
-                self._admission = admit(self.run_dir, topology, resumes=resumes, door="a SummaryCollector")
+                self._admission = self._admit(topology, resumes=resumes)
+                # The directory of a rank whose host does not see the run is a spool.
+                self.run_dir = self._admission.run_dir
+                self.recorder.dir = self.run_dir.base
             self._admission.begin()
             self._step = step_of(run_context)
             self._session = self._open(topology)
@@ -283,6 +286,9 @@ class CollectorCallback(Callback):
             self.run_dir.make_private()
         self._schedule.begin(topology)
         return topology
+
+    def _admit(self, topology: Topology, *, resumes: bool) -> Admission:
+        return admit(self.run_dir, topology, resumes=resumes, door="a callback of the loop")
 
     def _place_of(self, topology: Topology) -> Topology:
         """The place in the run of its directory of a rank whose place was not given as an argument."""

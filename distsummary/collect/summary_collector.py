@@ -31,8 +31,10 @@ from distsummary.events.segments import segments
 from distsummary.events.spec import WAIT
 from distsummary.format.compatibility import AS_MINDSPORE, OURS
 from distsummary.format.records import MINDSPORE, WRITTEN
+from distsummary.rundir.admission import ATTEMPT, Admission
 from distsummary.rundir.coordination import Coordinator
 from distsummary.rundir.numbered import is_numbered
+from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 
 logger = guarded_log(__name__)
@@ -190,6 +192,19 @@ class SummaryCollector(CollectorCallback):
             return replace(topology, rank=0, world_size=1)
         return topology
 
+    def _admit(self, topology: Topology, *, resumes: bool) -> Admission:
+        found: Admission = distsummary.admitted(
+            self.run_dir.base,
+            topology,
+            _run_dir_of,
+            on_existing=ATTEMPT,
+            resumes=resumes,
+            door="a SummaryCollector",
+            is_private=self._settings.record.private,
+            aggregate=self._given is None,
+        )
+        return found
+
     def _find_coordinator(self, topology: Topology) -> Coordinator:
         if self._given is not None:
             given: Coordinator = self._given
@@ -204,17 +219,24 @@ class SummaryCollector(CollectorCallback):
 
     def _publish_attempt(self, session: Session) -> None:
         """Print what the directory holds already; `ds.init` asks the user, by `on_existing`."""
-        base = self.run_dir.base
+        base = self.run_dir.home
         if session.topology.rank != 0 or self._given is not None:
             return
+        if self.run_dir.is_away:
+            announced(f"distsummary: recording {base} on another node of the cluster, the run's home")
         if session.attempt > 0:
             announced(
                 f"distsummary: {base} holds a training already; this one is attempt {session.attempt}, which "
                 "viewers show instead from its first step on; for a run of its own, name another summary_dir"
             )
         # MindSpore makes its files read-only, and this package does not.
-        elif any(not path.stat().st_mode & S_IWUSR for path in segments(base, MINDSPORE)):
+        elif any(not path.stat().st_mode & S_IWUSR for path in segments(self.run_dir.base, MINDSPORE)):
             announced(
                 f"distsummary: {base} holds a training that MindSpore recorded, and viewers show both as "
                 "one; name another summary_dir"
             )
+
+
+def _run_dir_of(path: str | os.PathLike[str], topology: Topology) -> RunDir:
+    """The run dir on the host that is the home of the run."""
+    return check_summary_dir(path)

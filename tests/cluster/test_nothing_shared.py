@@ -53,6 +53,11 @@ placed = dict(
 TorchTrainer(lambda config: train(run_dir, steps), train_loop_config=dict(), **placed).fit()
 """
 
+COLLECTED = TRAIN.replace(
+    """ds.init(run_dir, config={"lr": 0.1})""",
+    """ds.Run(callbacks=ds.SummaryCollector(run_dir, config={"lr": 0.1}))""",
+)
+
 READ = """
 import json, sys
 import distsummary as ds
@@ -82,6 +87,28 @@ ray.init(address="auto", runtime_env={"env_vars": {"DISTSUMMARY": sys.argv[1]}})
 run_config = RunConfig(storage_path="/home/user/train")
 scaling = ScalingConfig(num_workers=4)
 TorchTrainer(train, train_loop_config={}, scaling_config=scaling, run_config=run_config).fit()
+"""
+
+# Starts at step 0 in the same run.
+AGAIN = TRAIN.replace("config=", "on_existing='attempt', config=")
+
+# The second rank ends itself by a signal.
+KILLED = """
+import os, signal, sys, time, ray
+import distsummary as ds
+
+def train(run_dir, name):
+    with ds.init(run_dir) as run:
+        for step in run.steps(range(200)):
+            run.log(loss=1.0)
+            time.sleep(0.005)
+            if step == 99 and run.rank == 1:
+                os.kill(os.getpid(), getattr(signal, name))
+
+run_dir, address, name = sys.argv[1:]
+ray.init(address="auto")
+needs = {"CPU": 1, f"node:{address}": 0.01}
+ds.launch(train, run_dir, name, ranks=2, backend=None, resources_per_rank=needs)
 """
 
 # A rank writes checkpoints, on the host that is named; then the landscape is drawn at home.
@@ -145,7 +172,9 @@ def train(hosts: Hosts, ranks: int, steps: int, *node: str, run_dir: str = RUN, 
     return done.stdout + done.stderr
 
 
-def check(hosts: Hosts, ranks: int, steps: int, *, run_dir: str = RUN, host: int = 0) -> None:
+def check(
+    hosts: Hosts, ranks: int, steps: int, *, run_dir: str = RUN, host: int = 0, messages: int | None = None
+) -> None:
     """The run on a host has each step of each rank once, and its files are whole."""
     done = hosts.run(host, "python", "-c", READ, run_dir)
     assert done.returncode == 0, done.stderr
@@ -153,7 +182,7 @@ def check(hosts: Hosts, ranks: int, steps: int, *, run_dir: str = RUN, host: int
     assert found["state"] == "finished"
     assert found["steps"] == [[*range(1, steps + 1)]] * ranks
     assert found["config"] == {"lr": 0.1}
-    assert found["messages"] == ["the user has a word"] * ranks
+    assert found["messages"] == ["the user has a word"] * (messages or ranks)
     checked = hosts.run(host, "python", "-m", "distsummary", "fsck", run_dir)
     assert checked.returncode == 0, checked.stdout
 
@@ -166,14 +195,18 @@ def has_no_spool(hosts: Hosts, host: int) -> bool:
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(TRAIN, id="launch", marks=pytest.mark.smoke), pytest.param(TRAINER, id="Ray Train")],
+    [
+        pytest.param(TRAIN, id="launch", marks=pytest.mark.smoke),
+        pytest.param(TRAINER, id="Ray Train"),
+        pytest.param(COLLECTED, id="SummaryCollector"),
+    ],
 )
 def test_a_training_is_one_run_at_home(tmp_path: Path, script: str) -> None:
     with cluster(tmp_path) as hosts:
         train(hosts, 4, 300, script=script)
         check(hosts, 4, 300)
-        # The path of the user is not made on a host that is not the home.
-        assert hosts.run(1, "ls", "/home/user/runs").returncode != 0
+        # Nothing is written to the path of the user on a host that is not the home.
+        assert hosts.run(1, "find", "/home/user/runs", "-type", "f").stdout == ""
         assert has_no_spool(hosts, 1)
 
 
@@ -274,6 +307,40 @@ def test_checkpoints_that_are_too_large_stay_on_their_host_and_are_named(tmp_pat
         assert found == [*written, "train_metadata.json"]
         status = " ".join(hosts.run(0, "python", "-m", "distsummary", "status", RUN).stdout.split())
         assert "on host h1 (see ds.Record(ship_bytes=)): /tmp/distsummary-" in status, status
+
+
+def test_of_ranks_that_change_hosts_each_attempt_is_whole(tmp_path: Path) -> None:
+    with cluster(tmp_path) as hosts:
+        places = [1, 0, 1, 1, 0, 1]
+        for host in places:
+            train(hosts, 2, 100, hosts.address(host), script=AGAIN)
+        check(hosts, 2, 100, messages=2 * len(places))
+        for rank in (0, 1):
+            text = hosts.run(0, "cat", f"{RUN}/rank_{rank:05d}/manifest.json").stdout
+            attempts = json.loads(text)["attempts"]
+            seen = [(one["host"], one["state"], one["health"]["step"]) for one in attempts]
+            assert seen == [(f"h{host}", "finished", 100) for host in places]
+
+
+def test_while_the_disk_of_the_home_is_full_nothing_is_lost(tmp_path: Path) -> None:
+    with cluster(tmp_path) as hosts, ThreadPoolExecutor() as pool:
+        training = pool.submit(train, hosts, 2, 6000, hosts.address(1))
+        begun = f"until [ $(ls {RUN}/rank_*/*events* | wc -l) -ge 2 ]; do sleep 1; done"
+        assert hosts.run(0, "sh", "-c", begun).returncode == 0
+        fill = "dd if=/dev/zero of=full bs=1M; df --output=avail . | tail -1; sleep 30; rm full"
+        assert int(hosts.run(0, "sh", "-c", fill).stdout) == 0
+        training.result()
+        check(hosts, 2, 6000)
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
+def test_a_rank_that_ends_on_another_host_is_the_first_failure(tmp_path: Path, name: str) -> None:
+    with cluster(tmp_path) as hosts:
+        done = hosts.run(0, "python", "-c", KILLED, RUN, hosts.address(1), name)
+        assert done.returncode != 0
+        found = hosts.run(0, "python", "-m", "distsummary", "status", RUN).stdout
+        # A busy node may not say in time which signal it was.
+        assert re.search(rf"first failure: rank 1, (killed by signal \d+ \({name}\)|died)", found), found
 
 
 def test_what_a_ship_that_was_ended_has_not_sent_is_fetched(tmp_path: Path) -> None:
