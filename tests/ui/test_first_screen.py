@@ -12,9 +12,9 @@ SCREENS = {
     "stalls": ("finished · slow", "warn", ["Rank 1 held up the run in steps 20 to 600", "cost 10.2 s"], True),
     "hung": ("interrupted · hung", "bad", ["Rank 2 hung at step 400", "It cost 95 s", "train.py:91"], True),
     "nan": ("finished · NaN", "bad", ["Rank 1", "at step 310", "291 of 600 steps have"], True),
-    "lost": ("interrupted · rank lost", "bad", ["Rank 3 was lost", "350 of 600, 50 after its"], True),
+    "lost": ("interrupted · rank lost", "bad", ["Rank 3 was lost", "newest checkpoint is of step 300"], True),
     "restarted": ("finished · slow · restarted", "warn",
-                  ["cost 75 s", "0 failed: Runtime", "again cost 29 s"], True),
+                  ["cost 75 s", "0 failed on rank 0 at step 259: Runtime", "again cost 29 s"], True),
     "thousand": ("finished · slow", "warn", ["Rank 2 held up the run", "It cost 7.5 s"], True),
 }  # fmt: skip
 
