@@ -1,5 +1,6 @@
 """Keeps failures of the recording from stopping the training: counts them, logs each once, bounds waits."""
 
+import gc
 import logging
 import math
 import os
@@ -11,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from distsummary.base.guard import Guard, guarded_log
@@ -256,11 +257,25 @@ def place_of(thread: threading.Thread) -> str:
     while ident in _awaited and ident not in seen:
         seen.add(ident)
         ident = _awaited[ident].ident or 0
-    frame = sys._current_frames().get(ident)
+    frame = frame_of(ident)
     calls = traceback.walk_stack(frame) if frame is not None else ()
     lines = [f"{os.path.basename(call.f_code.co_filename)}:{line}" for call, line in calls]
     # That it waits is clear; what for is in the lines around.
     return " < ".join([line for line in lines if not line.startswith("threading.py:")][:SHOWN_CALLS])
+
+
+def frame_of(thread_id: int) -> FrameType | None:
+    """The innermost frame of a thread of this process; None if it has ended."""
+    # Python 3.11 may collect garbage within this call, under a lock that the start of a thread needs: a
+    # finalizer that gives way to a thread which starts another one would stop the process for ever.
+    is_collecting = sys.version_info < (3, 12) and gc.isenabled()
+    if is_collecting:
+        gc.disable()
+    try:
+        return sys._current_frames().get(thread_id)
+    finally:
+        if is_collecting:
+            gc.enable()
 
 
 def written_by(native_id: int | None) -> int:

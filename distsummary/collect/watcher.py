@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from distsummary.base.failures import Failures
+from distsummary.base.failures import Failures, frame_of
 from distsummary.base.guard import Guard
 from distsummary.base.publish import replacing
 from distsummary.collect.looks import Look, looks
@@ -421,7 +421,7 @@ class _Stack:
 
 def _stack_of(thread_id: int) -> _Stack:
     """Where a thread is; without lines if it has ended."""
-    frame, frames = sys._current_frames().get(thread_id), list[FrameType]()
+    frame, frames = frame_of(thread_id), list[FrameType]()
     while frame is not None:
         frames.append(frame)
         frame = frame.f_back

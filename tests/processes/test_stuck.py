@@ -152,3 +152,37 @@ def test_of_ranks_in_threads_of_one_process_the_stuck_one_is_named_with_its_own_
     found = json.loads(report)
     assert (watchers, found["rank"], " in held" in found["line"]) == ("1", 1, True)
     assert " in rank" in " ".join(found["stack"])
+
+
+LOOKS_AT_THREADS = """
+import gc, os, sys, threading, time
+from distsummary.base.failures import frame_of
+
+class Slow:
+    def __del__(self): time.sleep(0)  # as a finalizer that closes a file, it lets other threads run
+
+def circle():
+    one, other = Slow(), Slow()
+    one.other, other.other = other, one
+
+def look():
+    for _ in range(LOOKS):
+        for _ in range(50): circle()
+        frame_of(0)
+    is_over.set()
+
+LOOKS, is_over = 60, threading.Event()
+for _ in range(200): threading.Thread(target=is_over.wait, daemon=True).start()
+threading.Thread(target=look, daemon=True).start()
+while not is_over.is_set():
+    each = threading.Thread(target=circle)
+    each.start()
+    each.join()
+print(gc.isenabled())
+"""
+
+
+def test_to_look_at_threads_stops_no_process_that_starts_threads_meanwhile() -> None:
+    command = [sys.executable, "-c", LOOKS_AT_THREADS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == "True\n"
