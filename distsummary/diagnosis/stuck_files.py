@@ -15,11 +15,14 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.errors import DamagedFileError
 from distsummary.rundir.run_dir import STUCK, RunDir
 from distsummary.rundir.run_records import StuckRecord
-from distsummary.rundir.states import AttemptState, RankState
+from distsummary.rundir.states import AttemptState, RankState, unreached_text
 
 FORMAT = 1
 FRESH_S = 1.0  # what a rank reported may be older if it finds no processor; then it is no later than it said
 STALE_S = 5.0  # a late rank reports every second; one that has not for so long cannot, or continued long ago
+# A host that does not see the run dir sends every second. If it has not for so long, its ranks are silent
+# because of that. No verdict on a rank comes earlier.
+SENDS_S = 3.0
 _PROCESSES: dict[bool | None, str] = {  # by `processes.is_stopped`
     True: "its process is stopped by a signal (SIGCONT lets it go on)",
     False: "its process lives, so that native code in it holds the interpreter lock, or its disk hangs",
@@ -45,10 +48,11 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
         return []
     now = file_system_time(run_dir.base) if now is None else now
     newest_s = max((one[0] for one in reported if one is not None), default=0.0)
+    sent = {host: run_dir.sent_at(host) for host in {rank.host for rank in attempt.ranks}}
     reports = [
-        _report_of(rank, found, now, newest_s)
+        _report_of(rank, found, now, newest_s, sent[rank.host])
         if rank.state != "lost" or (crash := read_crash(place, attempt.attempt)) is None
-        else _crashed(_report_of(rank, None, now, newest_s), crash)
+        else _crashed(_report_of(rank, None, now, newest_s, None), crash)
         for rank, found, place in zip(attempt.ranks, reported, places, strict=True)
     ]
     verdicts = hung(reports)
@@ -77,9 +81,15 @@ def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
 
 
 def _report_of(
-    rank: RankState, found: tuple[float, dict[str, object]] | None, now: float, newest_s: float
+    rank: RankState,
+    found: tuple[float, dict[str, object]] | None,
+    now: float,
+    newest_s: float,
+    sent_s: float | None,
 ) -> RankReport:
     """What a rank reported, where the newest report of a rank is of `newest_s`.
+
+    `sent_s`: when its host sent something, if that does not see the run dir.
 
     One that reported long ago that it is late may be unable to write: on a busy host its thread finds no
     processor. What it had begun by then stays begun.
@@ -115,6 +125,8 @@ def _report_of(
     if rank.state == "running":
         stopped = is_stopped(rank.process)
         process = _PROCESSES.get(stopped, rank.reason)
+        if sent_s is not None and now - sent_s > SENDS_S:
+            process = unreached_text(rank.host, sent_s)
         silent = replace(silent, process=process, is_stopped=bool(stopped))
     return silent
 

@@ -312,7 +312,7 @@ def _rank(
         else:
             sent = sent_at(found["host"]) if last_seen_s > UNREACHED_S else None
             unreached = sent if sent is not None and now - sent > UNREACHED_S else None
-            reason = "" if unreached is None else _unreached(found["host"], unreached)
+            reason = "" if unreached is None else unreached_text(found["host"], unreached)
             if last_seen_s > LOST_S:
                 state, reason = "lost", reason or SILENT
     elif state in TRAINED:
@@ -361,7 +361,8 @@ def is_silent(rank: RankState) -> bool:
     return rank.state == "lost" or (rank.state == "superseded" and rank.reason != NO_END)
 
 
-def _unreached(host: str, since: float) -> str:
+def unreached_text(host: str, since: float) -> str:
+    """What is said of a host that does not see the run dir and has sent nothing since a time in seconds."""
     return f"host {host} is not reached since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
 

@@ -89,7 +89,13 @@ scaling = ScalingConfig(num_workers=4)
 TorchTrainer(train, train_loop_config={}, scaling_config=scaling, run_config=run_config).fit()
 """
 
-# Starts at step 0 in the same run.
+# With a collective in each step; starts again at step 0 in the same run.
+TOGETHER = TRAIN.replace("import sys, time, ray", "import sys, time, ray, torch").replace(
+    "backend=None", "backend='gloo'"
+)
+TOGETHER = TOGETHER.replace(
+    "time.sleep(0.005)", "torch.distributed.all_reduce(torch.ones(1)); time.sleep(0.005)"
+)
 AGAIN = TRAIN.replace("config=", "on_existing='attempt', config=")
 
 # The second rank ends itself by a signal.
@@ -320,6 +326,22 @@ def test_of_ranks_that_change_hosts_each_attempt_is_whole(tmp_path: Path) -> Non
             attempts = json.loads(text)["attempts"]
             seen = [(one["host"], one["state"], one["health"]["step"]) for one in attempts]
             assert seen == [(f"h{host}", "finished", 100) for host in places]
+
+
+def test_a_hang_because_of_a_cut_cable_names_the_host(tmp_path: Path) -> None:
+    with cluster(tmp_path) as hosts, ThreadPoolExecutor() as pool:
+        training = pool.submit(train, hosts, 4, 100000, script=TOGETHER)
+        begun = f"until [ $(ls {RUN}/rank_*/*events* | wc -l) -ge 4 ]; do sleep 1; done; sleep 10"
+        assert hosts.run(0, "sh", "-c", begun).returncode == 0
+        hosts.cut(1)
+        look = "for i in $(seq 60); do grep -q 'h1 is not reached since' alerts.jsonl && break; sleep 1; done"
+        found = hosts.run(0, "sh", "-c", f"cd {RUN}; {look}; sleep 5; cat alerts.jsonl").stdout
+        hosts.kill(1)
+        assert training.exception()
+        alerts = [alert for alert in map(json.loads, found.splitlines()) if alert["level"] == "error"]
+        assert {alert["cause"] for alert in alerts} <= {"hang", "lost"}, found
+        assert all("host h1 is not reached since" in alert["evidence"] for alert in alerts), found
+        assert {rank for alert in alerts for rank in alert["ranks"]} in ({0, 1}, {2, 3}), found
 
 
 def test_while_the_disk_of_the_home_is_full_nothing_is_lost(tmp_path: Path) -> None:

@@ -131,3 +131,18 @@ def test_a_rank_that_an_elastic_training_does_without_holds_up_no_one(tmp_path, 
     assert named(tmp_path, attempt(rank2="lost")) == []
     report(2, sleeps=True)  # as it stood when it was killed; the others continue
     assert named(tmp_path, attempt(rank2="lost")) == []
+
+
+def test_a_silent_rank_whose_host_sends_nothing_is_not_taken_for_a_stopped_one(tmp_path, report):
+    for rank in range(1, WORLD):
+        report(rank, late_s=9.0)
+    run, found = RunDir(tmp_path), attempt()
+    found = replace(found, ranks=(replace(found.ranks[0], host="far"), *found.ranks[1:]))
+    run.mark_sent("far", [])
+    [beacon] = tmp_path.glob(".host-*")
+    for seconds, is_reached in ((1.0, True), (3.1, False)):
+        os.utime(beacon, (NOW - seconds, NOW - seconds))
+        [verdict] = hung_ranks(run, found, now=NOW)
+        assert verdict.rank == 0
+        assert ("host far is not reached since" in verdict.evidence) is not is_reached
+        assert ("its process was stopped" in verdict.evidence) is is_reached
