@@ -245,7 +245,8 @@ def _count_placed(flat: Array, edges: Array, placing: _Placing) -> Array:
             if not np.isfinite(total):
                 block = block[np.isfinite(block)]
         at, edge, place = scratch[: block.size], nearest[: block.size], places[: block.size]
-        np.multiply(np.subtract(block, edges[0], out=at), edges.dtype.type(placing.scale), out=at)
+        # An array: NumPy 1 subtracts a scalar in the dtype of the block.
+        np.multiply(np.subtract(block, edges[:1], out=at), edges.dtype.type(placing.scale), out=at)
         # Converted in two steps, which takes half the time of one.
         np.copyto(short[: block.size], at, casting="unsafe")
         np.copyto(place, short[: block.size])

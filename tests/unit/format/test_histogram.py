@@ -191,9 +191,13 @@ NARROW = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("sorts", [False, True])
 @pytest.mark.parametrize("name", NARROW)
-def test_every_bin_has_a_width_and_every_value_a_bin(name: str):
+def test_every_bin_has_a_width_and_every_value_a_bin(name: str, sorts: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_sorts_fast", lambda: sorts)
     found = count_histogram(NARROW[name])
+    edges = np.append(found.left, found.left[-1] + found.width[-1])
+    np.testing.assert_array_equal(found.counts, np.histogram(NARROW[name].astype(edges.dtype), edges)[0])
     assert (found.width > 0).all()
     assert found.counts.sum() == found.count == NARROW[name].size
     assert found.left[0] <= found.min
