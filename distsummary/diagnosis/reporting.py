@@ -41,6 +41,7 @@ from distsummary.rundir.run_dir import RunDir
 
 HOUR_S = 3600.0
 MOST_MESSAGES = 10_000  # of the user, that a rank reports: each reader reads all of them
+GROWTH = 1.05  # by which the cost of what lasts must be larger for another line
 LOCK_S = 2.0  # a line that is appended without the lock may only be lost where others write at this moment
 LOW, RATE = "level", "rate"  # of `held`, in addition to MUTED and SMALL
 
@@ -130,7 +131,7 @@ class Alerts:
         known = self._newest.get(key)
         if known is not None:
             newer = _newer(known, verdict)
-            if newer == known:
+            if newer == known or _costs_little_more(known, newer):
                 return None
             alert = newer | {"time": alert["time"]}
             # What was held back because it had cost little is said once it has cost more.
@@ -328,6 +329,16 @@ def _newer(alert: Alert, verdict: Verdict) -> Alert:
         "until_step": intervals[-1][1],
         "intervals": [[*one] for one in intervals] if len(intervals) > 1 else [],
     }
+
+
+def _costs_little_more(known: Alert, newer: Alert) -> bool:
+    """Whether an alert on what lasts says only that it costs hardly more; that grows all the time."""
+    alike = {"lost_s": 0.0, "evidence": ""}
+    return (
+        newer["until_step"] is None
+        and newer | alike == known | alike
+        and newer["lost_s"] < GROWTH * (known.get("lost_s") or 0.0)
+    )
 
 
 def _overlap(one: Interval, other: Interval) -> bool:

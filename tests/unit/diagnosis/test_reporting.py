@@ -214,6 +214,19 @@ def test_a_wrong_option_names_its_range(options, error, words):
         ds.Diagnose(**options)
 
 
+def test_what_lasts_gets_a_line_when_it_costs_clearly_more_and_its_end_the_whole_cost(run_dir, capsys):
+    alerts = Alerts(run_dir)
+    for second in range(3, 603):
+        alerts.report(0, verdict("hang", 10, until_step=None, lost_s=float(second)))
+    [found] = read_alerts(run_dir)
+    assert 570.0 < found["lost_s"] <= 602.0
+    assert len(run_dir.alerts_path.read_text().splitlines()) < 120
+    alerts.report(0, verdict("hang", 10, until_step=10, lost_s=602.0))
+    [found] = read_alerts(run_dir)
+    assert (found["until_step"], found["lost_s"]) == (10, 602.0)
+    assert len(lines(capsys)) == 1
+
+
 def test_a_rank_that_is_slow_again_for_the_same_cause_is_one_alert_with_its_intervals(run_dir, capsys):
     alerts = Alerts(run_dir)
     first = verdict("data", 10, until_step=None)
