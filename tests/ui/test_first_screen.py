@@ -57,7 +57,7 @@ def test_all_charts_have_one_crosshair_and_one_zoom_which_are_in_the_link(opened
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.75, box["y"] + 60, steps=4)
     page.mouse.up()
-    assert "zoom=300_449" in page.url
+    page.wait_for_url("**zoom=300_449**")  # the address follows by itself
     page.get_by_role("button", name="time", exact=True).click()
     again = opened(prepared("slow"), hash=f"#{page.url.partition('#')[2]}")
     assert again.get_by_role("button", name="time", exact=True).get_attribute("aria-pressed") == "true"
