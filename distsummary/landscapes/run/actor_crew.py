@@ -223,6 +223,7 @@ class ActorCrew:
             starting[place].has_process = True
         if any(slot.has_process for slot in self._slots.values()):
             self._beginnings.note()
+            return
         if (limit_s := self._beginnings.limit_s()) is None:
             return
         options = next(iter(self._slots.values())).options
