@@ -75,7 +75,10 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "p" && isServed) isPaused.value = !isPaused.value
   else if (event.key === "/") {
     event.preventDefault()
-    if (data.value && !document.getElementById("filter")) go("metrics")
+    const field = document.getElementById("filter")
+    field?.focus() // at once: what is typed next belongs into it
+    if (field || !data.value) return
+    go("metrics")
     requestAnimationFrame(() => document.getElementById("filter")?.focus())
   }
 })

@@ -41,17 +41,27 @@ const groupColumns = computed(() => {
   return differing.value.filter((name) => (left ? name !== left : !/seed/i.test(name)))
 })
 
-// Asks which runs the filter holds for, again when there are other runs.
+// Asks which runs the filter holds for: a moment after it was typed, and whenever the runs are others. An answer counts
+// until a later question is answered, so that runs which change more often than the server answers hold nothing up.
 export function followFilter(): void {
-  let waiting: ReturnType<typeof setTimeout> | undefined
-  let asked = 0
+  let asked = 0, answered = 0
+  const sought = signal(where.value)
   effect(() => {
     const text = where.value
+    const waiting = setTimeout(() => { sought.value = text }, WAIT_MS)
+    return () => clearTimeout(waiting)
+  })
+  effect(() => {
+    const text = sought.value, number = ++asked
     if (!listing.value) return
-    clearTimeout(waiting)
-    if (!text.trim()) { found.value = null; wrong.value = ""; return }
-    const number = ++asked
-    waiting = setTimeout(() => ask<string[]>("filter", { where: text }).then(({ data }) => { if (number === asked) { found.value = new Set(data); wrong.value = "" } }, (error: Error) => { if (number === asked) wrong.value = error.message }), WAIT_MS)
+    const show = (paths: Set<string> | null, reason: string): void => {
+      if (number < answered || text !== sought.value) return
+      answered = number
+      if (!reason) found.value = paths
+      wrong.value = reason
+    }
+    if (!text.trim()) show(null, "")
+    else ask<string[]>("filter", { where: text }).then(({ data }) => show(new Set(data), ""), (error: Error) => show(null, error.message))
   })
 }
 
