@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import HANGS
 from distsummary.diagnosis.reporting import Alerts
-from distsummary.diagnosis.stuck_files import hung_ranks, written_ns
+from distsummary.diagnosis.stuck_files import hung_ranks, went_on_at, written_ns
 from distsummary.diagnosis.verdict import AWAITED, Verdict
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import AttemptState, is_over
@@ -30,7 +31,8 @@ class StuckRanks:
         self._next = 0
         self._written: dict[tuple[int, int], int] = {}  # attempt and rank -> when its stuck.json was written
         self._active_until_s = 0.0
-        self._reported_s: dict[tuple[int, int], float] = {}  # rank and step of hangs -> when it was
+        # Rank and step of hangs -> when it was, by the file system's clock.
+        self._reported_s: dict[tuple[int, int], float] = {}
         # Attempt and rank of the hangs that the last look did not see.
         self._unseen: set[tuple[int, int]] = set()
 
@@ -75,9 +77,9 @@ class StuckRanks:
                 is_same = verdict.since_step <= reported.since_step + 1
                 if is_same and verdict.cause in (reported.cause, AWAITED):
                     continue
-                self._alerts.report(number, self._ended(reported))
+                self._alerts.report(number, self._ended(reported, attempt))
             if self._alerts.report(number, verdict) and verdict.cause in HANGS:
-                self._reported_s[rank, verdict.since_step] = time.monotonic()
+                self._reported_s[rank, verdict.since_step] = file_system_time(self._run_dir.base)
                 new.append(verdict)
         steps = {rank.rank: rank.step or 0 for rank in attempt.ranks}
         # At the end of a run, those are over whose step all ranks have passed.
@@ -90,16 +92,17 @@ class StuckRanks:
         # One look that does not see a hang may be wrong, unless its rank has finished a later step.
         for rank, reported in unseen.items():
             if steps.get(rank, 0) > reported.since_step or (number, rank) in self._unseen:
-                self._alerts.report(number, self._ended(reported))
+                self._alerts.report(number, self._ended(reported, attempt))
         others = {key for key in self._unseen if key[0] != number}
         self._unseen = others | {(number, rank) for rank in unseen}
         return new
 
-    def _ended(self, hang: Verdict) -> Verdict:
-        """A hang that has just ended, with its length."""
-        reported_s = self._reported_s.pop((hang.rank, hang.since_step), time.monotonic())
-        lost_s = hang.lost_s + time.monotonic() - reported_s
-        return replace(hang, until_step=hang.since_step, lost_s=lost_s)
+    def _ended(self, hang: Verdict, attempt: AttemptState) -> Verdict:
+        """A hang that has ended, with its length: until a rank reported that it went on, or until now."""
+        now = file_system_time(self._run_dir.base)
+        reported_s = self._reported_s.pop((hang.rank, hang.since_step), now)
+        ended_s = went_on_at(self._run_dir, attempt, reported_s) or now
+        return replace(hang, until_step=hang.since_step, lost_s=hang.lost_s + max(0.0, ended_s - reported_s))
 
     def _has_news(self, attempt: AttemptState, ranks: Iterable[int]) -> bool:
         """Whether one of these ranks has written its stuck.json since the last look at it."""

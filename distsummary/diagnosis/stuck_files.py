@@ -80,6 +80,16 @@ def written_ns(run_dir: RunDir, rank: int, world_size: int) -> int:
         return 0
 
 
+def went_on_at(run_dir: RunDir, attempt: AttemptState, after: float) -> float | None:
+    """When a rank first reported, `after` that, that its late step had ended: seconds since the epoch by the
+    file system's clock, like `after`; None: none did.
+    """
+    places = [run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size) for rank in attempt.ranks]
+    found = [one for one in read_each(_read, places) if one is not None and one[1]["is_over"]]
+    times = [written for written, one in found if one.get("attempt") == attempt.attempt and written >= after]
+    return min(times, default=None)
+
+
 def _report_of(
     rank: RankState,
     found: tuple[float, dict[str, object]] | None,

@@ -409,4 +409,4 @@ def _words(one: Part) -> str:
     words = PARTS[one.part]
     if one.part in ("waiting", "hang"):
         words += " the last rank" if one.rank is None else f" rank {one.rank}"
-    return words if one.cause is None else f"{words}: {one.cause}"
+    return words if one.cause in (None, one.part) else f"{words}: {one.cause}"

@@ -1,6 +1,8 @@
 """StuckRanks: when hangs are reported, and when they end."""
 
 import json
+import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -87,6 +89,20 @@ def test_a_hang_has_ended_when_its_rank_has_finished_a_later_step(tmp_path, busy
     busy.add(2)
     stuck.look(attempt(step=61))
     assert reported(run_dir) == [(2, 60, 60)]
+
+
+def test_a_hang_costs_the_time_until_a_rank_went_on(tmp_path, busy):
+    """It is reported after 4 s; rank 0 goes on 2 s later, rank 1 3 s later."""
+    run_dir, stuck = RunDir(tmp_path), StuckRanks(RunDir(tmp_path))
+    stuck.look(attempt())
+    for rank, seconds in ((0, 2.0), (1, 3.0)):
+        path = run_dir.writer_dir("train", rank, WORLD) / STUCK
+        path.write_text(json.dumps({"format": FORMAT, "attempt": 0, "rank": rank, "is_over": True}))
+        os.utime(path, (0.0, time.time() + seconds))
+    busy.add(2)
+    stuck.look(attempt(step=61))
+    [alert] = read_alerts(run_dir)
+    assert alert["lost_s"] == pytest.approx(6.0, abs=1.0)
 
 
 def test_a_hang_is_reported_also_while_alerts_cannot_be_read(tmp_path, busy, capsys):
