@@ -4,8 +4,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -43,21 +43,35 @@ NEXT = [Topology(rank=rank, world_size=2, incarnation="launch-2") for rank in ra
 class Life:
     """Aggregators of one run; each has to end itself.
 
-    Their clocks run `rate` times as fast as time: what waits for seconds is over in milliseconds.
+    Their clock stands still while the test acts, however long that takes, and runs while the test waits.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
         self.run_dir = run_dir
         self._started: list[tuple[Aggregator, threading.Event]] = []
+        self._time = 0.0, 0.0, 0.0  # what the clock showed, since when it runs, and how fast
 
-    def start(self, *, grace_s: float = 0.5, rate: float = 1000.0) -> Aggregator:
+    def clock(self) -> float:
+        shown_s, since_s, rate = self._time
+        return shown_s + (time.monotonic() - since_s) * rate
+
+    @contextmanager
+    def time_passes(self, rate: float = 1000.0) -> Iterator[None]:
+        """In the block, the clock runs `rate` times as fast as time."""
+        self._time = self.clock(), time.monotonic(), rate
+        try:
+            yield
+        finally:
+            self._time = self.clock(), 0.0, 0.0
+
+    def wait_for(self, holds: Callable[[], object], rate: float = 1000.0) -> None:
+        with self.time_passes(rate):
+            wait_for(lambda: bool(holds()))
+
+    def start(self, *, grace_s: float = 50.0) -> Aggregator:
         ended = threading.Event()
         aggregator = Aggregator(
-            str(self.run_dir.base),
-            grace_s=grace_s * rate,
-            on_end=ended.set,
-            round_s=0.01,
-            clock=lambda: time.monotonic() * rate,
+            str(self.run_dir.base), grace_s=grace_s, on_end=ended.set, round_s=0.01, clock=self.clock
         )
         self._started.append((aggregator, ended))
         return aggregator
@@ -80,8 +94,9 @@ class Life:
         self.kill(pid=os.getpid())
 
     def end(self) -> None:
-        for _, ended in self._started:
-            assert ended.wait(PATIENCE_S), "the aggregator did not end itself"
+        with self.time_passes():
+            for _, ended in self._started:
+                assert ended.wait(PATIENCE_S), "the aggregator did not end itself"
 
     def has_ended(self) -> bool:
         return all(ended.is_set() for _, ended in self._started)
@@ -155,7 +170,7 @@ def record(
 def test_a_merge_waits_for_files_that_do_not_show_all_that_was_recorded(
     life: Life, caplog: pytest.LogCaptureFixture
 ) -> None:
-    aggregator = life.start(rate=10.0)
+    aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
         record(life.run_dir, topology, range(1, 10))
@@ -165,7 +180,7 @@ def test_a_merge_waits_for_files_that_do_not_show_all_that_was_recorded(
     file.write_bytes(whole[: last.offset])  # as another host sees it that has cached its size
     for topology in RANKS:
         LocalCoordinator(life.run_dir).leave(topology, 0, {"recorded_step": last.step})
-    wait_for(lambda: "the files of rank 1 do not show here yet" in caplog.text)
+    life.wait_for(lambda: "the files of rank 1 do not show here yet" in caplog.text, rate=10.0)
     with file.open("ab") as growing:
         growing.write(whole[last.offset :])
     life.end()
@@ -178,7 +193,8 @@ def test_a_merge_does_not_wait_for_ever_for_files(life: Life) -> None:
     for topology in RANKS:
         register(life, aggregator, topology)
         record(life.run_dir, topology, range(1, 10))
-        finish(life, aggregator, topology, 0, {"recorded_step": 1000})
+        with life.time_passes() if topology.rank == 1 else nullcontext():
+            finish(life, aggregator, topology, 0, {"recorded_step": 1000})
     life.end()
     assert life.run_dir.read_manifest()["merged"]["train"]["last_steps"] == {"0": 9, "1": 9}
 
@@ -198,12 +214,13 @@ def test_the_last_rank_to_finish_has_the_run_merged_once(life: Life) -> None:
 
 
 def test_a_step_is_merged_while_its_ranks_train(life: Life) -> None:
-    aggregator = life.start(rate=10.0)
+    aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 4))
-    wait_for(lambda: life.merged_steps() == [1, 2])  # a rank may still add to its newest step
+    # A rank may still add to its newest step.
+    life.wait_for(lambda: life.merged_steps() == [1, 2], rate=10.0)
     files = life.merged_files()
     for topology in RANKS:
         finish(life, aggregator, topology, 0, {})
@@ -224,10 +241,10 @@ def test_the_ranks_that_live_divide_the_work(life: Life) -> None:
 
     life.start()
     whole = Deal(version=1, total=None, groups=((0, 1),), since=1)
-    wait_for(lambda: deals() == (whole, Deal(version=2, total=100, groups=((0, 1),), since=4)))
+    life.wait_for(lambda: deals() == (whole, Deal(version=2, total=100, groups=((0, 1),), since=4)))
     LocalCoordinator(life.run_dir).finish(RANKS[1], 0, {})
     living.pop()
-    wait_for(lambda: deals()[2:] == (Deal(version=3, total=100, groups=((0,),), since=4),))
+    life.wait_for(lambda: deals()[2:] == (Deal(version=3, total=100, groups=((0,),), since=4),))
 
 
 def test_a_rank_that_has_not_begun_its_loop_changes_no_deal(life: Life) -> None:
@@ -241,19 +258,19 @@ def test_a_rank_that_has_not_begun_its_loop_changes_no_deal(life: Life) -> None:
     life.start()
     beat(Heartbeat(), Heartbeat())
     whole = Deal(version=1, total=100, groups=((0, 1),), since=1)
-    wait_for(lambda: beat(Heartbeat(step=3, total=100), Heartbeat()) == (whole,))
+    life.wait_for(lambda: beat(Heartbeat(step=3, total=100), Heartbeat()) == (whole,))
     parts = [Part(1, 1, 100, (Share("tensor", (name,), Steps(every=5)),)) for name in "ab"]
     for rank, part in enumerate(parts):
         write_parts(life.run_dir.writer_dir("train", rank, 2), 0, [part])
     stored = life.run_dir.read_manifest
-    wait_for(lambda: {*stored()["attempts"][0]["deals"][0]["ranks"]} == {"0", "1"})
+    life.wait_for(lambda: {*stored()["attempts"][0]["deals"][0]["ranks"]} == {"0", "1"})
     assert beat(Heartbeat(step=4, total=100), Heartbeat(step=1, total=100)) == (whole,)
 
 
 def test_ranks_that_never_begin_are_named_once(life: Life, caplog: pytest.LogCaptureFixture) -> None:
     join(life, RANKS[:1])
     life.start()
-    wait_for(lambda: "missing" in life.run_dir.read_manifest()["attempts"][0])
+    life.wait_for(lambda: "missing" in life.run_dir.read_manifest()["attempts"][0])
     assert life.run_dir.read_manifest()["attempts"][0]["missing"]["ranks"] == [1]
     [message] = [one for one in caplog.messages if "have not begun to record here" in one]
     assert "of 2 ranks, rank(s) 1 have not begun to record here within 30 s" in message
@@ -280,7 +297,7 @@ def test_the_end_of_a_lost_rank_is_of_the_step_in_its_files(life: Life) -> None:
         record(life.run_dir, topology, range(1, 41))
     life.kill()
     lost: list[int] = []
-    wait_for(
+    life.wait_for(
         lambda: (
             lost.extend(one["since_step"] for one in read_alerts(life.run_dir) if one["cause"] == "lost")
             or lost
@@ -327,7 +344,10 @@ def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(
         with FileLock(life.run_dir.base / ".lock"):  # the aggregator settles nothing yet
             LocalCoordinator(life.run_dir).leave(RANKS[1], 0, {})
             full.enter_context(room_for(0))
-        with pytest.raises(RunDirError, match=f"{FULL}; .*; then run: distsummary merge"):
+        with (
+            pytest.raises(RunDirError, match=f"{FULL}; .*; then run: distsummary merge"),
+            life.time_passes(),
+        ):
             aggregator.finish(RANKS[1], 0, {})
         life.end()
         assert "merged" not in life.run_dir.read_manifest()["attempts"][0]
@@ -341,8 +361,8 @@ def test_a_merge_that_failed_is_tried_again(life: Life) -> None:
         LocalCoordinator(life.run_dir).finish(topology, 0, {})
     write_events(life.run_dir.base, [Event(1, 1.0, [])], run_id="f" * 16)
     files = life.merged_files()
-    life.start(grace_s=0.0, rate=10.0)
-    wait_for(lambda: life.state() == "finished")
+    life.start(grace_s=0.0)
+    life.wait_for(lambda: life.state() == "finished")
     for name in files:
         (life.run_dir.base / name).unlink()
     life.end()
@@ -361,7 +381,7 @@ def test_an_aggregator_without_its_run_dir_ends_and_lets_a_launch_end(life: Life
 
 def test_after_the_end_of_a_launch_it_waits_for_no_other_word(life: Life) -> None:
     join(life)
-    life.start(grace_s=1000.0).settle("launch-1")
+    life.start(grace_s=1e9).settle("launch-1")
     life.end()
 
 
@@ -369,7 +389,7 @@ def test_it_stays_until_ds_launch_has_reported_why_a_rank_died(life: Life) -> No
     join(life, [Topology(rank=rank, world_size=2, incarnation="launch abc+0") for rank in range(2)])
     life.kill()
     aggregator = life.start(grace_s=0.0)
-    wait_for(lambda: life.state() == "lost")
+    life.wait_for(lambda: life.state() == "lost")
     aggregator.settle("launch of another job")  # returns after a round
     assert not life.has_ended()
     aggregator.settle("launch abc", {0: "exit code 3", 1: "killed by signal 9"})
@@ -413,7 +433,7 @@ def test_lineage_is_merged_when_all_ranks_have_reported_theirs(life: Life) -> No
         merged = read_lineage(life.run_dir.base)
         return merged.train.hyper_parameters.optimizer if merged.train else ""
 
-    wait_for(lambda: optimizer() == "SGD")
+    life.wait_for(lambda: optimizer() == "SGD")
 
 
 def test_a_removed_manifest_does_not_let_attempts_begin_again(life: Life) -> None:
@@ -441,7 +461,7 @@ def test_the_last_rank_that_evaluates_a_finished_training_has_the_run_merged_aga
         finish(life, aggregator, topology, 0, {})
     life.end()
     assert life.merged_steps() == [1, 2]
-    aggregator = life.start(rate=1.0)
+    aggregator = life.start()
     for topology in NEXT:  # 9 stands for what the evaluation adds
         record(life.run_dir, topology, range(9, 10))
         aggregator.evaluated(topology, 0)
@@ -458,6 +478,7 @@ def test_an_evaluation_that_not_all_ranks_finished_is_merged_after_a_while(life:
     for topology in RANKS:
         record(life.run_dir, topology, range(1, 3))
         finish(life, aggregator, topology, 0, {})
+    life.end()
     record(life.run_dir, NEXT[1], range(9, 10))
     life.start().evaluated(NEXT[1], 0)
     life.lapse()
