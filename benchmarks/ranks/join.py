@@ -1,9 +1,9 @@
 """How ranks join and leave a run, without recording: `python -m benchmarks.ranks join`.
 
 The ranks are simulated by threads of this process, with files of their own in a temporary directory. All
-register before one finishes. They take turns, two for each
-core; with `slow`, each has a thread, and each operation on a file of the run takes 10 ms more, as on a busy
-network file system. They record nothing; with an aggregator, the last one waits for the merged run of that.
+register before one finishes. They take turns, two for each core; with `slow`, each has a thread, and each
+operation on a file of the run takes 10 ms more, as on a busy network file system. They record nothing; with
+an aggregator, the last one waits for the merged run of that.
 """
 
 import builtins
@@ -104,33 +104,13 @@ def two_calls(
     return found
 
 
-def world_of(ranks: int, *, incarnation: str = "benchmark+0", is_unique: bool = True) -> list[Topology]:
-    """The ranks of one start."""
-    return [
-        Topology(rank=rank, world_size=ranks, incarnation=incarnation, is_incarnation_unique=is_unique)
-        for rank in range(ranks)
-    ]
-
-
-def local(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
+def local(run_dir: RunDir, world: list[Topology], delay_s: float) -> dict[str, float]:
     """Without an aggregator."""
-    return _local(run_dir, world_of(ranks), delay_s)
-
-
-def port(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
-    """As local, of a start whose name others may have too (MASTER_ADDR and MASTER_PORT)."""
-    return _local(run_dir, world_of(ranks, incarnation="127.0.0.1:29500+0", is_unique=False), delay_s)
-
-
-def _local(run_dir: RunDir, world: list[Topology], delay_s: float) -> dict[str, float]:
     one = LocalCoordinator(run_dir)
-    return two_calls(
-        run_dir, world, delay_s, one.register,
-        lambda topology: one.finish(topology, 0, {}),
-    )  # fmt: skip
+    return two_calls(run_dir, world, delay_s, one.register, lambda topology: one.finish(topology, 0, {}))
 
 
-def aggregator(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
+def aggregator(run_dir: RunDir, world: list[Topology], delay_s: float) -> dict[str, float]:
     """By an Aggregator in this process, and the files that the clients of the ranks write."""
     ended = threading.Event()
     one, client = Aggregator(str(run_dir.base), on_end=ended.set), LocalCoordinator(run_dir)
@@ -143,36 +123,17 @@ def aggregator(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
         one.finish(topology, 0, {})
 
     try:
-        return two_calls(
-            run_dir, world_of(ranks), delay_s, register,
-            finish,
-        )  # fmt: skip
+        return two_calls(run_dir, world, delay_s, register, finish)
     finally:
         ended.wait()
 
 
-def read(run_dir: RunDir, ranks: int, delay_s: float) -> dict[str, float]:
-    """`read_run` of a run that trains."""
-    one = LocalCoordinator(run_dir)
-    all_ranks(world_of(ranks), one.register, FAST)
-    with slow_files(run_dir.base, delay_s):
-        begun, cpu = time.monotonic(), time.process_time()
-        state = read_run(run_dir)
-    if len(state.newest.ranks if state.newest else ()) != ranks:
-        raise RuntimeError(f"not all ranks were read: {state}")
-    return {"all s": time.monotonic() - begun, "CPU s": time.process_time() - cpu}
-
-
-PARTS: dict[str, Callable[[RunDir, int, float], dict[str, float]]] = {
-    "local": local,
-    "port": port,
-    "aggregator": aggregator,
-    "read": read,
-}
+PARTS = {"local": local, "aggregator": aggregator}
 
 
 def join(ranks: int, how: str, *, slow: bool) -> dict[str, float]:
     """Figures of one of PARTS."""
     with tempfile.TemporaryDirectory() as place:
         run_dir = RunDir(Path(place) / "run").create()
-        return PARTS[how](run_dir, ranks, SLOW_S if slow else 0.0)
+        world = [Topology(rank=rank, world_size=ranks, incarnation="benchmark+0") for rank in range(ranks)]
+        return PARTS[how](run_dir, world, SLOW_S if slow else 0.0)
