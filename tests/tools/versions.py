@@ -126,6 +126,18 @@ def described(name: str) -> list[str]:
     return found
 
 
+def measured_commit() -> str:
+    """The commit, with "-dirty" if tracked files differ from it that this program does not write itself."""
+    written = [SUPPORT, *(TOOLS / f"requirements-{name}.txt" for name in PYTHONS)]
+    others = [".", *(f":!{path.relative_to(ROOT)}" for path in written)]
+    is_dirty = subprocess.run(
+        ["git", "diff", "--quiet", "HEAD", "--", *others], cwd=ROOT, check=False
+    ).returncode
+    described = ["git", "describe", "--always"]
+    commit = subprocess.run(described, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return commit + "-dirty" * bool(is_dirty)
+
+
 def of_others(name: str, failed: Sequence[str]) -> dict[str, list[str]]:
     """The failures by their reason; those that are no other project's have the reason ""."""
     reasons: dict[str, list[str]] = {}
@@ -161,9 +173,7 @@ def main() -> int:
     parser.add_argument("--tests", default="tests", help="what is run, such as 'tests/ray tests/frameworks'")
     parser.add_argument("--jobs", default="2")
     given = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    commit = measured_commit()
     is_sound = True
     for name in ["with"] if given.others else given.names:
         python = python_of(PYTHONS[name])
