@@ -7,7 +7,6 @@ L2    four ranks train under Ray and torchrun; collectors, trainers, aggregator,
       or stopped, the disk is full, and the run ends in one of many ways (not part of `all`)
 fuzz  mutated event files, sidecars, indexes, .npz and checkpoints for the readers
 guard exceptions are raised in distsummary while it records trainings of many kinds (not part of `all`)
-peers the judge of L1 on other writers (not part of `all`)
 
 With --state, a later call of L1, actors, L2 or guard with the same arguments continues where one stopped.
 
@@ -56,19 +55,7 @@ def run_level(level: str, root: Path, options: argparse.Namespace) -> Verdict:
             from tests.torture.guard import torture_guard
 
             return torture_guard(root, options.faults, options.seed)
-        case "fuzz":
-            return fuzz(root, options.seed, options.seconds, options.mutants, options.files)
-    from tests.torture.peers import kill_peer
-
-    verdict = Verdict()
-    for peer in options.peers.split(","):
-        name, _, python = peer.partition("=")
-        one = kill_peer(
-            root, name, python or sys.executable, options.kills, options.seed, with_group=options.group
-        )
-        print(one.line(f"peer {name}", options.seed))
-        verdict.add(one)
-    return verdict
+    return fuzz(root, options.seed, options.seconds, options.mutants, options.files)
 
 
 def main() -> int:
@@ -92,16 +79,16 @@ def main() -> int:
     elif not options.state:
         shutil.rmtree(root, ignore_errors=True)
     print(total.line(options.level, options.seed), flush=True)
-    return int(bool(total.violations) and options.level != "peers")  # what others lose is no fault of ours
+    return int(bool(total.violations))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.torture", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--level", default="all", choices=("all", *LEVELS, "actors", "L2", "guard", "peers"))
+    parser.add_argument("--level", default="all", choices=("all", *LEVELS, "actors", "L2", "guard"))
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--kills", type=int, default=100, help="L1, actors, L2, peers: how often to kill")
+    parser.add_argument("--kills", type=int, default=100, help="L1, actors, L2: how often to kill")
     parser.add_argument("--tags", type=int, default=0, help="L1: so many more scalars in an event of scalars")
     parser.add_argument(
         "--mode", default="both", choices=("ray", "torchrun", "both"), help="L2: who launches"
@@ -115,12 +102,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=120.0, help="fuzz: for how long, each kind of files")
     parser.add_argument("--mutants", type=int, default=None, help="fuzz: how many at most of each kind")
     parser.add_argument("--files", default="", help="fuzz: only these kinds of files, divided by commas")
-    parser.add_argument(
-        "--peers", default="torch", help="name[=python],... of torch, tensorboardX, mindspore"
-    )
-    parser.add_argument(
-        "--group", action="store_true", help="peers: kill the processes that a peer started with it"
-    )
     parser.add_argument("--place", default=None, help="directory to work in, the temporary one if not given")
     return parser
 

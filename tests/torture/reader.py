@@ -11,10 +11,7 @@ import numpy as np
 
 from tests.torture.workload import LINEAGE_KEY, MINDSPORE, TENSORBOARD, fingerprint
 
-_STAMP = {
-    MINDSPORE: re.compile(r"\.summary\.(\d+)\."),
-    TENSORBOARD: re.compile(r"\.tfevents\.(\d+)\."),
-}
+_STAMP = {MINDSPORE: re.compile(r"\.summary\.(\d+)\."), TENSORBOARD: re.compile(r"\.tfevents\.(\d+)\.")}
 _HELPER = re.compile(r"torn-\d+\.bin|seg-[0-9a-f]+\.idx|manifest\.json|run\.json|export_\d+|\.lock")
 
 
