@@ -109,13 +109,7 @@ def train(kind: str, place: Path, rank: int) -> dict[str, Any]:
     steps(range(3), keeps=False)  # DDP rebuilds its buckets in the first steps
     without = steps(range(STEPS), keeps=False)
     run = ds.init(
-        place,
-        watch=model,
-        norms=True,
-        graph="modules",
-        system_metrics=False,
-        aggregate=False,
-        quiet=True,
+        place, watch=model, norms=True, graph="modules", system_metrics=False, aggregate=False, quiet=True
     )
     with run:
         found = steps(run.steps(range(STEPS)), keeps=True)

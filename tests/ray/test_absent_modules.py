@@ -53,10 +53,7 @@ def test_a_module_that_workers_miss_is_named_after_three_of_them(net: Any) -> No
 
 def test_a_hessian_that_no_worker_can_begin_is_given_up_after_three(net: Any) -> None:
     found = r"^the Hessian worker died 3 times .*No module named 'only_here'"
-    with (
-        pytest.raises(LandscapeError, match=found),
-        RayWorkers(1).hessian(net, square, []),
-    ):
+    with pytest.raises(LandscapeError, match=found), RayWorkers(1).hessian(net, square, []):
         pass
 
 

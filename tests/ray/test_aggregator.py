@@ -15,8 +15,8 @@ import distsummary as ds
 from distsummary import Topology
 from distsummary.aggregate.actor import AggregatorClient, settle
 from distsummary.aggregate.actor_aggregator import ASIDE, NAMESPACE, actor_name
-from distsummary.errors import RunDirError, StaleAttemptError, WorldMismatchError
-from distsummary.events.reader import read_directory, read_lineage
+from distsummary.errors import RunDirError, WorldMismatchError
+from distsummary.events.reader import read_directory
 from distsummary.format.records import Event, Value
 from distsummary.rundir import admission
 from distsummary.rundir.run_dir import RunDir
@@ -73,19 +73,6 @@ def aggregator_pid(run_dir: RunDir) -> int:
             time.sleep(0.1)
 
 
-def test_the_last_rank_to_finish_finds_the_merged_run_written(run_dir):
-    clients = [AggregatorClient(run_dir) for _ in range(2)]
-    registrations = [client.register(place(rank)) for rank, client in enumerate(clients)]
-    assert len(set(registrations)) == 1
-    for rank, client in enumerate(clients):
-        record(run_dir, rank, registrations[rank], range(1, 4))
-        client.finish(place(rank), 0, {"events": 3})
-    assert losses(run_dir) == [(1, 6.0), (2, 7.0), (3, 8.0)]
-    manifest = whole_manifest(run_dir)
-    assert manifest["state"] == "finished"
-    assert manifest["attempts"][0]["ranks"]["1"]["health"] == {"events": 3}
-
-
 def test_a_merge_by_hand_waits_for_the_aggregator_even_after_that_was_killed(run_dir):
     clients = [AggregatorClient(run_dir) for _ in range(2)]
     for rank, client in enumerate(clients):
@@ -96,16 +83,6 @@ def test_a_merge_by_hand_waits_for_the_aggregator_even_after_that_was_killed(run
         ds.merge_run(run_dir)
     clients[1].finish(place(1), 0, {})
     assert ds.merge_run(run_dir).steps == 3
-
-
-def test_a_restart_is_a_new_attempt_and_the_old_one_is_refused(run_dir):
-    client = AggregatorClient(run_dir)
-    first = client.register(place(0))
-    again = client.register(place(1))
-    second = client.register(place(0, "launch-2"))
-    assert (first.attempt, again.attempt, second.attempt) == (0, 0, 1)
-    with pytest.raises(StaleAttemptError, match="superseded by attempt 1"):
-        client.finish(place(0), 0, {})
 
 
 def test_ranks_that_disagree_on_the_world_size_are_named(run_dir):
@@ -223,29 +200,6 @@ def test_a_launch_ends_although_the_merge_of_its_run_fails(run_dir, caplog):
     settle("launch-1")
     assert "an aggregator failed" in caplog.text
     assert "no merge wrote" in caplog.text
-
-
-def test_an_evaluation_after_the_training_is_merged_and_a_second_training_is_recorded_apart(run_dir):
-    """Each process of the job trains, evaluates what it trained, and then trains again."""
-    for rank in range(2):
-        topology = place(rank)
-        client = AggregatorClient(run_dir)
-        registration = client.register(topology)
-        record(run_dir, rank, registration, range(1, 4))
-        client.finish(topology, 0, {})
-    for rank in range(2):
-        with ds.init(run_dir.base, role="eval", rank=rank, world_size=2) as run, run.eval() as evaluation:
-            evaluation.log(accuracy=0.5 + rank)
-    accuracy = [
-        (e.step, v.data) for e in read_directory(run_dir.base) for v in e.values if v.tag == "eval/accuracy"
-    ]
-    assert accuracy == [(3, 1.0)]
-    assert [step for step, _ in losses(run_dir)] == [1, 2, 3]
-    lineage = read_lineage(run_dir.base)
-    assert lineage.evaluation is not None
-    assert len(run_dir.read_manifest()["attempts"]) == 1
-    run = ds.init(run_dir.base, rank=0, world_size=2)
-    assert run.dir == run_dir.base.with_name(f"{run_dir.base.name}-2")
 
 
 def test_an_aggregator_of_another_version_is_refused_with_its_host(run_dir, monkeypatch):

@@ -42,12 +42,7 @@ def patient(**changes) -> Patience:
 
 
 def open_remote(
-    path,
-    *,
-    is_up: bool = True,
-    patience=None,
-    clock=time.monotonic,
-    **options,
+    path, *, is_up: bool = True, patience=None, clock=time.monotonic, **options
 ) -> tuple[RemoteWriter, AsyncWriter]:
     spec = WriterSpec(directory=str(path), run_id=RUN_ID, interval_s=0.01)
     remote = RemoteWriter(spec, patience=patience or patient(), **options)

@@ -275,10 +275,7 @@ def test_what_a_worker_raises_is_the_cause_with_its_traceback_behind_it() -> Non
 def test_an_error_that_cannot_be_unpickled_is_quoted_with_its_notes_and_kills_no_worker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with (
-        crew_of(raise_two_arguments) as crew,
-        pytest.raises(ChunkFailedError) as failed,
-    ):
+    with crew_of(raise_two_arguments) as crew, pytest.raises(ChunkFailedError) as failed:
         do(crew)
     assert str(failed.value.cause).endswith("TwoArgumentsError: in the work")
     assert failed.value.cause.__notes__ == ["and a note"]

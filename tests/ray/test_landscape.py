@@ -111,21 +111,6 @@ def test_any_number_of_workers_gives_the_same_bytes() -> None:
     assert auto.engine == "torch-row"
 
 
-def test_numpy_models_are_drawn_by_workers_too() -> None:
-    arguments = {"around": golden_mlp.CKPT_DIR, "directions": ["pca"], "size": 5, "mode": "mindspore"}
-    grids = [
-        landscape(
-            golden_mlp.Mlp(),
-            golden_mlp.cross_entropy,
-            golden_mlp.batches(),
-            **grouped(workers=workers, progress=False, **arguments),
-        )
-        for workers in (0, 2)
-    ]
-    for key in ("pca[1, 4]", "pca[3, 6]"):
-        assert grids[0][key].z.tobytes() == grids[1][key].z.tobytes()
-
-
 def test_a_killed_worker_costs_no_chunk(tmp_path: Path) -> None:
     grid = draw_numpy(2, killer(tmp_path / "kills", kills=2, at=CENTRE_WEIGHT))
     killed = {path.name.split("-")[1] for path in (tmp_path / "kills").iterdir()}
@@ -376,10 +361,7 @@ def test_a_crew_goes_from_scheduler_to_scheduler_with_the_same_actors() -> None:
     model = golden_mlp.Mlp()
     prepared = prepare_random(model.parameters, None, list(model.parameters), Settings(size=3))
     task = Task(
-        model=model,
-        loss_fn=golden_mlp.cross_entropy,
-        batches=golden_mlp.batches(),
-        planes=[prepared.plane],
+        model=model, loss_fn=golden_mlp.cross_entropy, batches=golden_mlp.batches(), planes=[prepared.plane]
     )
 
     def missing() -> list[int]:

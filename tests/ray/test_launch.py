@@ -134,24 +134,6 @@ def test_every_kind_of_end_has_a_line_of_its_own():
     assert reported["[rank 3"].startswith("exit code 3 (sys.exit(3)) (File ")
 
 
-def test_the_cause_stands_before_those_that_lost_their_peer():
-    def train():
-        import torch
-        import torch.distributed as dist
-
-        dist.all_reduce(torch.ones(1))
-        if dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        while True:
-            dist.all_reduce(torch.ones(1))
-
-    with pytest.raises(RanksFailedError) as caught:
-        launch(train, ranks=2)
-    first, second = str(caught.value).splitlines()
-    assert first.startswith("[rank 1] killed by signal 9")
-    assert re.match(r"\[rank 0\] lost its peers: .*gloo", second)
-
-
 def test_a_module_that_only_the_driver_finds_is_named_with_the_remedy(tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def train(): ...")
     monkeypatch.syspath_prepend(tmp_path)

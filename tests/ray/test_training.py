@@ -10,14 +10,12 @@ import psutil
 import pytest
 
 import distsummary as ds
-from distsummary.errors import RanksFailedError
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.events.segments import segments
 from distsummary.format.frames import read_frames
 from distsummary.format.records import DIALECTS
 from distsummary.format.wire import read_identity
 from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.states import read_run
 from tests.manifests import whole_manifest
 
 
@@ -153,43 +151,6 @@ def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_doub
         assert found == sorted(set(found))  # each once, in order
         assert scalars(path, "loss") == {step: float(step) for step in range(1, steps + 1)}
     assert scalars(run_dir.base, "loss") == {step: float(step) for step in range(1, steps + 1)}
-
-
-def test_a_rank_that_fails_leaves_its_files_readable_and_the_others_merged(tmp_path):
-    def train():
-        with ds.init(tmp_path / "run") as run:
-            for _ in run.steps(range(10)):
-                run.log(loss=1.0)
-                if run.rank == 1 and run.step == 5:
-                    raise ValueError("this shard is broken")
-
-    with pytest.raises(ds.DistSummaryError, match="this shard is broken"):
-        ds.launch(train, ranks=2, backend=None)
-    run_dir = RunDir(tmp_path / "run")
-    assert len(scalars(run_dir.rank_dirs()[0], "loss")) == 10
-    assert len(scalars(run_dir.rank_dirs()[1], "loss")) in (4, 5)
-    assert set(scalars(run_dir.base, "loss")) == set(range(1, 11))
-    assert run_dir.read_manifest()["state"] == "failed"
-    newest = read_run(run_dir).newest
-    assert newest is not None
-    assert newest.failure is not None
-    assert newest.failure[:2] == (1, "ValueError: this shard is broken")
-
-
-def test_a_run_that_no_one_closed_is_closed_at_the_end_of_its_process(tmp_path):
-    def train():
-        ds.kept = ds.init(tmp_path / "run")  # as a module-level run is
-        for _ in ds.kept.steps(range(3)):
-            ds.kept.log(loss=1.0)
-        if ds.kept.rank == 1:
-            raise ValueError("after the loop")
-
-    with pytest.raises(RanksFailedError):
-        ds.launch(train, ranks=2, backend=None)
-    run_dir = RunDir(tmp_path / "run")
-    ranks = whole_manifest(run_dir)["attempts"][0]["ranks"]
-    assert {rank: found["state"] for rank, found in ranks.items()} == {"0": "finished", "1": "failed"}
-    assert scalars(run_dir.base, "loss") == {1: 1.0, 2: 1.0, 3: 1.0}
 
 
 @pytest.mark.long
