@@ -63,12 +63,7 @@ class Pooling(Net):
 
 def draw(model: nn.Module, batches: Any, **more: Any) -> Any:
     loss = {} if "batch_loss" in more else {"loss_fn": nn.CrossEntropyLoss()}
-    given: dict[str, Any] = {
-        "size": 3,
-        "workers": 0,
-        "progress": False,
-        "engine": "row",
-    }
+    given: dict[str, Any] = {"size": 3, "workers": 0, "progress": False, "engine": "row"}
     return ds.landscape(model, **grouped(batches=batches, **(loss | given | more)))
 
 

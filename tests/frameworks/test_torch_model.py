@@ -29,10 +29,7 @@ LOSS = nn.CrossEntropyLoss()
 def batches(count=6, *, size=4, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [
-        (
-            torch.randn(size, 3, generator=generator),
-            torch.randint(0, 2, (size,), generator=generator),
-        )
+        (torch.randn(size, 3, generator=generator), torch.randint(0, 2, (size,), generator=generator))
         for _ in range(count)
     ]
 
@@ -234,32 +231,6 @@ def test_a_network_that_trains_itself_has_its_optimizer_loss_and_rate(tmp_path):
     assert again.optimizer.state
 
 
-def test_the_loss_is_recorded_also_without_an_optimizer(tmp_path):
-    network = net()
-    optimizer = sgd(network)
-
-    class Trains(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = network
-
-        def forward(self, inputs, labels):
-            loss = LOSS(self.inner(inputs), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-    before = copy.deepcopy(network)
-    history = ds.History()
-    collector = ds.SummaryCollector(str(tmp_path), collect_freq=3)
-    ds.Model(Trains()).train(1, batches(6), [collector, history])
-    assert not equal(network, before)
-    steps = [value.step for value in read_values(tmp_path) if value.tag == "loss/auto"]
-    assert steps == [1, 3, 6]
-    assert len(history.history["net_output"]) == 1
-
-
 def test_in_sink_mode_the_hooks_come_once_an_epoch_and_the_steps_are_the_same():
     data, mine, own = batches(4), net(), net()
     torch.manual_seed(1)
@@ -298,16 +269,6 @@ def test_a_collector_counts_epochs_in_sink_mode(tmp_path):
     assert found["zz_perf/step_ms"] == [3, 6, 9, 12]
 
 
-def test_a_requested_stop_ends_the_training_after_its_step():
-    seen = Seen()
-    stop = ds.LambdaCallback(
-        on_train_step_end=lambda context: context.original_args().cur_step_num == 2 and context.request_stop()
-    )
-    model_of().train(3, batches(4), [seen, stop])
-    assert len(seen.of("on_train_step_end")) == 2
-    assert [call[0] for call in seen.calls][-2:] == ["on_train_epoch_end", "on_train_end"]
-
-
 def test_a_resumed_training_counts_on():
     seen = Seen("initial_step")
     model_of().train(3, batches(4), seen, initial_epoch=2)
@@ -317,33 +278,6 @@ def test_a_resumed_training_counts_on():
     seen = Seen()
     model_of(metrics={"acc"}).fit(3, iter(batches(2)), callbacks=seen, initial_epoch=2, initial_step=7)
     assert seen.of("on_train_step_end") == [(3, 8), (3, 9)]
-
-
-def plain(seed=0):
-    """A network without dropout, whose training depends on nothing but its state."""
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-
-
-@pytest.mark.parametrize("sinks", [False, True])
-def test_a_training_resumed_from_a_checkpoint_ends_like_one_that_was_not_interrupted(tmp_path, sinks):
-    data, whole, first, second = batches(3), plain(), plain(), plain(1)
-    model_of(whole).train(4, data)
-    config = ds.CheckpointConfig(save_checkpoint_steps=3, keep_checkpoint_max=1)
-    checkpoints = ds.ModelCheckpoint("net", str(tmp_path), config)
-    model_of(first).train(2, data, checkpoints, dataset_sink_mode=sinks)
-    [file] = tmp_path.glob("*.safetensors")
-    assert checkpoints.latest_ckpt_file_name == str(file)
-    optimizer = sgd(second)
-    parameters = ds.load_checkpoint(file, second)
-    ds.load_param_into_net(optimizer, parameters)
-    seen = Seen()
-    model = ds.Model(second, LOSS, optimizer)
-    model.train(4, data, seen, dataset_sink_mode=sinks, initial_epoch=int(parameters["epoch_num"]))
-    assert seen.of("on_train_begin") == [(3, 6)]
-    assert int(parameters["step_num"]) == 6
-    assert seen.of("on_train_end") == [(4, 12)]
-    assert equal(second, whole)
 
 
 def test_a_sampler_is_reported_the_epoch():

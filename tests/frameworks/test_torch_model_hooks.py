@@ -55,20 +55,6 @@ def test_a_requested_stop(case):
     check(seen, GOLDEN[case])
 
 
-def test_an_evaluation_in_a_hook_with_the_same_callback():
-    seen, trained = [], model()
-    callback = watcher(seen, name="a ")
-
-    class Evaluator(ds.Callback):
-        def on_train_epoch_end(self, run_context):
-            seen.append(["ev begin", None, None])
-            trained.eval(data(2), callbacks=callback)
-            seen.append(["ev end", None, None])
-
-    trained.train(1, data(2), callbacks=[Evaluator(), callback])
-    check(seen, GOLDEN["eval in a hook"])
-
-
 @pytest.mark.parametrize("case", ["keys of train", "keys of fit", "keys of eval"])
 def test_a_hook_finds_every_parameter_that_mindspore_gives_it(case):
     found = {}
@@ -115,11 +101,3 @@ def test_the_callback_family_in_one_fit(capsys, tmp_path):
         "Loss": 2,
     }
     assert fitted._optimizer.param_groups[0]["lr"] == 0.1 / 2**6
-
-
-def test_a_nan_stops_a_model_at_its_step():
-    trained = model()
-    with torch.no_grad():
-        trained.train_network.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="epoch: 1 step: 1, the loss is nan"):
-        trained.train(1, data(), callbacks=ds.LossMonitor(0))

@@ -27,16 +27,7 @@ from distsummary.landscapes.model import torch_loan
 from distsummary.landscapes.model.torch_loan import Loan, portable
 from distsummary.landscapes.model.torch_memory import exceeds_device, is_full, worker_device
 from distsummary.landscapes.model.user_code import BatchLoss
-from tests.frameworks.landscape_nets import (
-    XS,
-    YS,
-    Cnn,
-    Data,
-    Mlp,
-    engine_at,
-    float64_losses,
-    make_net,
-)
+from tests.frameworks.landscape_nets import XS, YS, Cnn, Data, Mlp, engine_at, float64_losses, make_net
 from tests.frameworks.named_gpu import GENERATORS, GPU, MEMORY_BYTES, Hurried, OnGpu, gpu, to_gpu
 
 __all__ = ["gpu"]
@@ -83,8 +74,7 @@ WITH_WEIGHT = partial(nn.functional.cross_entropy, weight=WEIGHTED.weight)
 
 
 @pytest.mark.parametrize(
-    ("loss_fn", "kind"),
-    [(loss_of_items, lambda x, y: UserDict(x=x, y=y)), (loss_of_fields, Data)],
+    ("loss_fn", "kind"), [(loss_of_items, lambda x, y: UserDict(x=x, y=y)), (loss_of_fields, Data)]
 )
 def test_batches_of_every_kind_go_to_the_device(loss_fn: Any, kind: Any) -> None:
     def draw(net: Any) -> Any:

@@ -33,24 +33,13 @@ __all__ = ["gpu"]
 class Loop:
     """A training of one rank, whose norms are taken at the end of each step."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        on_nan: str = "warn",
-    ) -> None:
+    def __init__(self, model: nn.Module, *, on_nan: str = "warn") -> None:
         self.model = model
         self.health = Health()
         failures = Failures(self.health, logging.getLogger("tests"))
         self.finite = FiniteCheck(on_nan, 3, lambda: failures)
         self.params, self.context = CallbackParams(cur_step_num=0), StepContext()
-        self.norms = Norms(
-            model,
-            self.params,
-            self.context,
-            finite=self.finite,
-            failures=failures,
-        )
+        self.norms = Norms(model, self.params, self.context, finite=self.finite, failures=failures)
         self.texts: list[str] = []
 
     def step(self, *optimizers: Callable[[], object], late: bool = False) -> ParameterNorms | None:

@@ -325,10 +325,7 @@ def counted(directory, tap):
 
 @both_ways
 def test_values_that_cannot_be_recorded_are_counted(tmp_path, way):
-    bad = {
-        "meta": torch.ones(3, device="meta"),
-        "complex": torch.ones(3, dtype=torch.complex64),
-    }
+    bad = {"meta": torch.ones(3, device="meta"), "complex": torch.ones(3, dtype=torch.complex64)}
     if way == "eager":  # torch does not compile sparse tensors
         bad["sparse"] = torch.ones(3, 3).to_sparse()
 

@@ -61,12 +61,6 @@ def test_tensorboard_parses_the_graph(tmp_path: Path):
     assert [node.name for node in GraphDef.FromString(payload).node] == NAMES
 
 
-def test_operations_are_recorded_on_request(tmp_path: Path):
-    train(tmp_path / "run", make_net(), graph="ops")
-    [graph] = graphs_in(tmp_path / "run")
-    assert names(graph)[1] == "0/addmm"
-
-
 class Tapped(nn.Module):
     """A network with an operator of each kind inside."""
 
@@ -245,14 +239,3 @@ def test_what_is_no_network_is_refused(tmp_path: Path, wrong: object):
         ds.SummaryRecord(tmp_path, network=wrong)
     with ds.SummaryRecord(tmp_path) as record, pytest.raises(InvalidTypeError, match="train_network must be"):
         record.record(1, train_network=wrong)
-
-
-def test_users_own_graphs_are_recorded_as_before(tmp_path: Path):
-    message = ds.GraphProto(name="mine")
-    message.node.add(name="1", op_type="Add")
-    with ds.SummaryRecord(tmp_path) as record:
-        record.add_value("graph", "g", message)
-        record.record(1)
-    for dialect in ("mindspore", "tensorboard"):
-        [graph] = graphs_in(tmp_path, dialect)
-        assert names(graph) == ["Add-op1"]

@@ -117,11 +117,7 @@ def normed(x: Tensor, *statistics: Tensor, **more: Any) -> Tensor:
             [(2, 4, 7), (8, 4, 3), (8,), (8,)],
             False,
         ),
-        (
-            lambda x, w, b, v: normed(torch.addmm(b, x, w, alpha=2), b, v),
-            [(9, 4), (4, 8), (8,), (8,)],
-            False,
-        ),
+        (lambda x, w, b, v: normed(torch.addmm(b, x, w, alpha=2), b, v), [(9, 4), (4, 8), (8,), (8,)], False),
         (
             lambda x, w: nn.functional.batch_norm(nn.functional.conv1d(x, w), None, None, training=True),
             [(2, 4, 7), (8, 4, 3)],

@@ -53,10 +53,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         InvalidValueError,
         (lambda: open_source(Mlp(), {1: "checkpoint-1"}), r"around\[1\] must be values by name or a file"),
         (lambda: open_source(Mlp(), " "), "around must not be blank"),
-        (
-            lambda: open_source(Mlp(), tmp_path / "notes.txt"),
-            "must be a run, a ckpt_dir or a checkpoint",
-        ),
+        (lambda: open_source(Mlp(), tmp_path / "notes.txt"), "must be a run, a ckpt_dir or a checkpoint"),
     )
     wrong: Any = {1: 5}
     refused(InvalidTypeError, (lambda: open_source(Mlp(), wrong), r"around\[1\] must be values by name or a"))

@@ -360,13 +360,6 @@ def test_the_fonts_of_a_pdf_are_such_as_papers_may_have(kind: str) -> None:
     check_fonts(draw(make_grid(), kind, "pdf"))
 
 
-def test_the_fonts_are_those_in_a_pdf_that_the_user_saves_too(tmp_path: Path) -> None:
-    figure = random_grid().plot()
-    assert figure is not None
-    figure.savefig(tmp_path / "figure.pdf")
-    check_fonts((tmp_path / "figure.pdf").read_bytes())
-
-
 def check_fonts(pdf: bytes) -> None:
     assert b"/Type42" in pdf or b"/TrueType" in pdf or b"/CIDFontType2" in pdf
     assert b"/Type3" not in pdf
