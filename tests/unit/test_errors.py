@@ -51,8 +51,7 @@ def test_the_drawing_is_the_tree() -> None:
 def test_every_exception_of_the_package_is_in_the_tree_or_says_that_it_is_internal() -> None:
     package = Path(errors.__file__).parent
     elsewhere = re.compile(
-        r"^ *class (\w+)\(.*(?:Error|Exception|Interrupt|Exit|Warning)\b.*\):\n(?! *\"\"\"Internal: )",
-        re.M,
+        r"^ *class (\w+)\(.*(?:Error|Exception|Interrupt|Exit|Warning)\b.*\):\n(?! *\"\"\"Internal: )", re.M
     )
     found = {
         str(path.relative_to(package)): elsewhere.findall(path.read_text())

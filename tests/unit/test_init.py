@@ -193,13 +193,6 @@ def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
     assert list(losses(nasty_tmp_path.with_name(f"{nasty_tmp_path.name}-2")).values()) == [1.0]
 
 
-def test_a_removed_manifest_does_not_hide_what_is_recorded_from_then_on(nasty_tmp_path: Path) -> None:
-    train(nasty_tmp_path, 3, world_size=1)
-    (nasty_tmp_path / "run.json").unlink()
-    train(nasty_tmp_path, 3, world_size=1)
-    assert {event.attempt for event in read_directory(nasty_tmp_path)} == {0, 1}
-
-
 def test_one_callback_is_enough_and_a_second_collector_is_refused(nasty_tmp_path: Path) -> None:
     with ds.init(nasty_tmp_path, callbacks=ds.TimeMonitor()) as run:
         list(run.steps([1, 2]))
@@ -361,10 +354,7 @@ def test_the_config_of_an_evaluation_is_reported_if_the_training_has_another(
     train(tmp_path, 2, world_size=1, config={"lr": 0.1, "opt": {"eps": 1, "amp": None}})
     evaluate(tmp_path, config={"lr": 0.1, "opt": {"eps": 1, "amp": None}})
     assert not caplog.records
-    with (
-        ds.init(tmp_path, role="eval", config={"lr": 0.2, "beams": 4}) as run,
-        run.eval() as evaluation,
-    ):
+    with ds.init(tmp_path, role="eval", config={"lr": 0.2, "beams": 4}) as run, run.eval() as evaluation:
         evaluation.log(accuracy=0.5)
     [(reason, times)] = run.health().errors.items()
     assert (times, len(caplog.records)) == (1, 1)
@@ -394,19 +384,6 @@ def test_a_training_after_a_finished_one_is_recorded_next_to_it_unless_an_attemp
     for rank in range(world_size):
         train(base, 3, rank=rank, world_size=world_size, on_existing="attempt")
     assert roles(base) == [("train", 0), ("train", 1)]
-
-
-def test_the_directory_of_a_training_is_chosen_before_it_begins(nasty_tmp_path: Path) -> None:
-    finished(nasty_tmp_path)
-    run = ds.init(nasty_tmp_path, rank=0, world_size=1)
-    assert run.dir == nasty_tmp_path.with_name(f"{nasty_tmp_path.name}-2")
-    run.close()
-    assert roles(run.dir) == []  # the attempt is visible at the first step
-    with pytest.raises(RunDirError, match=r'holds a training \(attempt 0\).*on_existing="new".*resume='):
-        ds.init(nasty_tmp_path, rank=0, world_size=1, on_existing="error")
-    with ds.init(nasty_tmp_path, rank=0, world_size=1, on_existing="error", initial_step=3) as run:
-        list(run.steps(range(2)))
-    assert roles(nasty_tmp_path) == [("train", 0), ("train", 1)]
 
 
 def test_a_new_run_gets_the_next_free_name_on_all_ranks(

@@ -25,11 +25,7 @@ def trained(path: Path, **options: object) -> list[int]:
 
 @pytest.mark.parametrize(
     ("options", "steps"),
-    [
-        ({}, [1, 2, 9]),
-        ({"initial_step": FIVE}, [6, 7, 9]),
-        ({"collect_freq": FIVE}, [1, 2, 9]),
-    ],
+    [({}, [1, 2, 9]), ({"initial_step": FIVE}, [6, 7, 9]), ({"collect_freq": FIVE}, [1, 2, 9])],
 )
 def test_a_run_takes_them(tmp_path: Path, options: dict[str, object], steps: list[int]) -> None:
     assert trained(tmp_path, **options) == steps

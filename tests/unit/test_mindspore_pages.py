@@ -9,15 +9,7 @@ import pytest
 
 import distsummary
 from tests.conftest import ROOT
-from tests.mindspore_pages import (
-    APPENDED,
-    BAD,
-    COUNTS,
-    NOT_OURS,
-    PAGES,
-    POLICIES,
-    Bad,
-)
+from tests.mindspore_pages import APPENDED, BAD, COUNTS, NOT_OURS, PAGES, POLICIES, Bad
 
 DOCUMENT = ROOT / "docs" / "mindspore.md"
 

@@ -12,14 +12,7 @@ from distsummary.aggregate.merged_files import is_merged
 from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
-from distsummary.format.records import (
-    MINDSPORE,
-    TENSORBOARD_PLUGINS,
-    Batch,
-    Event,
-    Scalars,
-    Value,
-)
+from distsummary.format.records import MINDSPORE, TENSORBOARD_PLUGINS, Batch, Event, Scalars, Value
 from distsummary.format.scalar_rows import row_of
 from distsummary.rundir.attempts import note_fields
 from distsummary.rundir.coordination import LocalCoordinator
@@ -56,11 +49,7 @@ class Ranks:
         writer = self.writers[rank]
         items = [Scalars(*row) if (row := row_of(event)) else event for event in events]
         batch = Batch(
-            run_id=self.run_id,
-            attempt=self.attempt,
-            rank=rank,
-            first_seq=writer.last_seq + 1,
-            events=items,
+            run_id=self.run_id, attempt=self.attempt, rank=rank, first_seq=writer.last_seq + 1, events=items
         )
         writer.write(batch)
 

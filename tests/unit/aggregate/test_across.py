@@ -12,12 +12,7 @@ from distsummary.format.definitions import Definitions
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series
 
 NAN = float("nan")
-ACROSS = {
-    "plain": np.mean,
-    "a/sum": np.sum,
-    "a/min": np.min,
-    "a/max": np.max,
-}
+ACROSS = {"plain": np.mean, "a/sum": np.sum, "a/min": np.min, "a/max": np.max}
 DEFINED = {
     "a/*": {"across": "max"},
     "a/sum": {"across": "sum", "best": "max"},

@@ -344,10 +344,7 @@ def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(
         with FileLock(life.run_dir.base / ".lock"):  # the aggregator settles nothing yet
             LocalCoordinator(life.run_dir).leave(RANKS[1], 0, {})
             full.enter_context(room_for(0))
-        with (
-            pytest.raises(RunDirError, match=f"{FULL}; .*; then run: distsummary merge"),
-            life.time_passes(),
-        ):
+        with pytest.raises(RunDirError, match=f"{FULL}; .*; then run: distsummary merge"), life.time_passes():
             aggregator.finish(RANKS[1], 0, {})
         life.end()
         assert "merged" not in life.run_dir.read_manifest()["attempts"][0]

@@ -149,12 +149,7 @@ def test_a_verdict_is_reported_once_also_after_a_restart_and_a_torn_line_is_left
 
 def slow(rank, since=3, until=None):
     return Verdict(
-        rank=rank,
-        cause="data",
-        since_step=since,
-        until_step=until,
-        evidence="slow",
-        reported_step=since + 6,
+        rank=rank, cause="data", since_step=since, until_step=until, evidence="slow", reported_step=since + 6
     )
 
 
@@ -236,11 +231,7 @@ def test_the_last_merge_reports_the_end_of_an_episode_that_began_otherwise_while
     merge_run(four.run_dir)
     assert [
         (one["rank"], one["cause"], one["since_step"], one["until_step"]) for one in read_alerts(four.run_dir)
-    ] == [
-        (2, "data", 44, None),
-        (2, "forward", 44, 89),
-        (1, "nan", 100, None),
-    ]
+    ] == [(2, "data", 44, None), (2, "forward", 44, 89), (1, "nan", 100, None)]
 
 
 def test_a_hang_is_shown_at_its_step_which_no_rank_ends_and_a_merge_of_the_files_shows_it_too(four):

@@ -18,15 +18,7 @@ from distsummary.events.rank_stream import RankStream
 from distsummary.events.reader import read_directory
 from distsummary.format.histogram import count_histogram
 from distsummary.format.pb import mindspore_anf_ir_pb2 as anf_ir_pb2
-from distsummary.format.records import (
-    DIALECTS,
-    MAX_TAG_BYTES,
-    MINDSPORE,
-    TENSORBOARD,
-    Event,
-    Shard,
-    Value,
-)
+from distsummary.format.records import DIALECTS, MAX_TAG_BYTES, MINDSPORE, TENSORBOARD, Event, Shard, Value
 from tests.disks import FullDisk
 from tests.event_files import write_events
 from tests.unit.aggregate.live_ranks import Ranks, scalar, series, tagged

@@ -442,14 +442,6 @@ def test_merging_again_replaces_the_files_with_the_same_records(run):
     assert all(path.exists() for path in second.files)
 
 
-def test_late_values_are_in_the_next_merge(run):
-    run.write(0, [scalar(1, loss=1.0)])
-    run.merge()
-    run.write(1, [scalar(1, loss=3.0)])
-    run.merge()
-    assert run.points("loss") == [(1, 2.0)]
-
-
 @pytest.mark.parametrize("left", range(7))
 def test_a_merge_that_fails_leaves_the_older_merged_run_as_it_was(run, left):
     run.write(0, [scalar(step, loss=1.0) for step in (1, 2)])
@@ -657,12 +649,6 @@ def test_a_merged_lineage_stays_until_a_rank_has_recorded_something(run):
     write_events(run.run_dir.base, [event], run_id=run.run_id, source=MERGED)
     run.merge()
     assert read_lineage(run.run_dir.base).train is not None
-
-
-def test_ranks_that_have_only_a_lineage_are_merged_again(run):
-    run.write(0, [lineage_event(epoch=1)])
-    run.merge()
-    assert len(run.merge().files) == 3
 
 
 def test_a_merge_by_hand_is_refused_while_another_process_aggregates_the_run(run):

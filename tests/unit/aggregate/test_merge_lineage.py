@@ -229,10 +229,7 @@ def test_custom_information_is_joined_and_conflicts_are_listed():
     )
     assert custom_entries(merged) == {"k": 1, "s": "x", "only": 2.5}
     assert len(merged.custom.user_info) == 3
-    assert conflicts == [
-        Conflict("custom.s", {0: "x", 1: "y"}),
-        Conflict("custom.bad", {2: "nan"}),
-    ]
+    assert conflicts == [Conflict("custom.s", {0: "x", 1: "y"}), Conflict("custom.bad", {2: "nan"})]
 
 
 def test_the_dataset_graph_is_that_of_the_lowest_rank_that_has_one():

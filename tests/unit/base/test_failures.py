@@ -66,31 +66,6 @@ class Waiting:
         return BoundedWait(self, lambda: self.done, lambda: self.now)
 
 
-def test_a_wait_in_vain_is_repeated_only_after_something_was_done():
-    at = Waiting()
-    room = at.room()
-    assert not room.wait_for(lambda: False, 2.0)
-    assert at.now == 2.0
-    assert not room.wait_for(lambda: False, 2.0)
-    assert room.wait_for(lambda: True, 2.0)
-    assert at.now == 2.0
-    at.done = 1
-    assert not room.wait_for(lambda: False, 2.0)
-    assert at.now == 4.0
-
-
-def test_a_wait_lasts_as_long_as_something_is_done():
-    at = Waiting()
-
-    def happen() -> None:
-        at.done += at.now < 60
-
-    at.happen = happen
-    assert not at.room().wait_for(lambda: False, 2.0)
-    assert at.now == pytest.approx(62.0, abs=0.5)
-    assert at.room().wait_for(lambda: at.now > 63.0, 2.0)
-
-
 def test_a_wait_may_have_a_limit_whatever_is_done():
     at = Waiting()
 

@@ -10,7 +10,6 @@ import pytest
 import distsummary as ds
 from distsummary.base.publish import TEMPORARY
 from distsummary.cli import fsck as fsck_module
-from distsummary.cli.findings import KINDS
 from distsummary.cli.fsck import FsckReport, fsck
 from distsummary.errors import MissingFileError, NotADirectoryPathError
 from distsummary.events.segments import segments
@@ -24,14 +23,7 @@ from distsummary.rundir.states import read_run
 from distsummary.rundir.topology import Topology
 from tests.event_files import write_events
 from tests.refusals import refused
-from tests.unit.events.test_reader import (
-    MINDSPORE,
-    RUN,
-    TENSORBOARD,
-    flip,
-    scalar_frames,
-    write,
-)
+from tests.unit.events.test_reader import MINDSPORE, RUN, TENSORBOARD, flip, scalar_frames, write
 from tests.unit.format import samples
 
 STAMP = 1_700_000_000
@@ -235,15 +227,6 @@ def test_a_rank_directory_beyond_all_worlds_is_no_rank(tmp_path: Path):
     assert read_run(run).newest.world_size == 2
 
 
-def test_a_missing_manifest_of_several_ranks_is_made(nasty_tmp_path: Path):
-    run = a_run(nasty_tmp_path, ranks=2)
-    run.manifest_path.unlink()
-    assert kinds(fsck(nasty_tmp_path)) == ["manifest_missing"]
-    assert fsck(nasty_tmp_path, repair=True).findings == ()
-    assert json.loads(run.manifest_path.read_bytes())["run_id"] == RUN
-    assert not list(nasty_tmp_path.glob("*.bak"))
-
-
 def test_what_the_ranks_report_is_kept_if_run_json_is_lost(nasty_tmp_path: Path):
     run = RunDir(nasty_tmp_path).create()
     for rank in range(2):
@@ -338,10 +321,6 @@ def test_a_line_for_the_terminal_holds_no_control_characters(nasty_tmp_path: Pat
     (one,) = fsck(nasty_tmp_path).findings
     assert one.as_line().isprintable()
     assert str(one.file).endswith(name)
-
-
-def test_every_mendable_kind_names_the_repair():
-    assert all("--repair" in kind.remedy for kind in KINDS.values() if kind.is_repairable)
 
 
 # The command line of a run is its user's alone; another user checks the rest.

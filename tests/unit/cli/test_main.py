@@ -16,7 +16,6 @@ from distsummary.cli.landscape_command import grid_line
 from distsummary.cli.main import FIELDS, in_options, main
 from distsummary.events.reader import read_directory
 from distsummary.format.records import Event, Value
-from distsummary.landscapes.directions import DIRECTIONS
 from distsummary.rundir.run_dir import RunDir
 from tests.event_files import write_events
 from tests.interrupts import Dropping, sigint
@@ -124,29 +123,11 @@ def test_an_interrupt_that_python_drops_ends_a_verb_too(monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_wrong_arguments_are_argparses(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["merge"])
-    assert "RUN" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("workers", ["x", "-1"])
 def test_workers_that_are_no_number_are_argparses(capsys, workers):
     with pytest.raises(SystemExit, match="2"):
         main(["landscape", "run", "module:factory", f"--workers={workers}"])
     assert f"--workers: must be auto or a whole number from 0 on, got {workers!r}" in capsys.readouterr().err
-
-
-def test_dump_prints_every_value_of_a_run_as_strict_json_lines(tmp_path, capsys):
-    run_dir = two_ranks(tmp_path / "run")
-    assert main(["dump", str(run_dir.base)]) == 0
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert sorted((Path(r["file"]).parent.name, r["dialect"], r["step"], r["value"]) for r in records) == [
-        (f"rank_0000{rank}", dialect, step, float(rank))
-        for rank in (0, 1)
-        for dialect in ("mindspore", "tensorboard")
-        for step in (1, 2)
-    ]
 
 
 @pytest.mark.parametrize("verb", ["merge", "dump", "fsck", "convert", "status", "runs"])
@@ -255,13 +236,6 @@ def test_a_landscape_in_a_line_says_what_was_computed_and_the_barrier_of_a_line(
         true_loss=np.array([2.0, 1.0]), **ends,
     )  # fmt: skip
     assert "loss 2 and 1 at its ends, barrier 2.333" in grid_line("line", line)
-
-
-def test_the_help_names_every_direction(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["landscape", "--help"])
-    reported = " ".join(capsys.readouterr().out.split())
-    assert f"one or several of {', '.join(DIRECTIONS)}," in reported
 
 
 def test_status_of_a_run_and_of_none(tmp_path, capsys):

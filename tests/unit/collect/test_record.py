@@ -111,13 +111,6 @@ def test_graph_and_lineage_stand_alone_in_the_files(tmp_path):
     assert record.health().errors == {}
 
 
-def test_what_was_recorded_is_not_recorded_again(record, writer):
-    record.add_value("scalar", "a", 1)
-    record.record(1)
-    assert record.record(2) is True
-    assert [event.step for event in writer.events] == [1]
-
-
 def test_arrays_are_copied_when_they_are_added(record, writer):
     array = np.zeros(2)
     record.add_value("tensor", "a", array)
@@ -287,10 +280,6 @@ def test_the_log_dir_follows_the_newest_file_and_gives_way_to_another_writer(tmp
         record.close()
 
 
-def test_a_record_with_a_writer_of_its_own_has_a_directory(record, tmp_path):
-    assert record.log_dir == str(tmp_path)
-
-
 def test_exported_tensors_are_next_to_the_events_and_in_them(tmp_path):
     with SummaryRecord(tmp_path, export_options={"tensor_format": "npy"}) as record:
         record.add_value("tensor", "a/b", np.arange(3, dtype=np.int64))
@@ -404,16 +393,6 @@ def test_of_two_values_of_a_name_the_last_counts(record, writer):
     record.add_value("scalar", "a", 3.0)
     record.record(1)
     assert writer.values("scalar", 1) == {"a": 3.0}
-
-
-def test_rotated_files_hold_everything_once(tmp_path):
-    with SummaryRecord(tmp_path, rotate_bytes=4096) as record:
-        for step in range(1, 501):
-            record.scalars(step, {"loss": step / 2})
-            if step % 50 == 0:
-                record.flush()
-    assert len(list(tmp_path.glob("*_MS"))) > 3
-    assert [event.step for event in read_directory(tmp_path)] == list(range(1, 501))
 
 
 def test_a_flush_of_the_synced_level_reaches_the_disk(tmp_path, monkeypatch):

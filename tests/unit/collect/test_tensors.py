@@ -99,11 +99,7 @@ class Complex(Model):
     """Parameters that an event cannot hold, one without a dimension, and an ordinary one."""
 
     def __init__(self):
-        self.parameters = {
-            "wave": np.array([1j]),
-            "scale": np.array(2.5),
-            "weight": np.ones(3, np.float32),
-        }
+        self.parameters = {"wave": np.array([1j]), "scale": np.array(2.5), "weight": np.ones(3, np.float32)}
 
 
 def test_parameters_that_cannot_be_recorded_cost_themselves_alone(tmp_path):

@@ -136,12 +136,7 @@ def test_all_verdicts_together_cost_no_more_than_was_waited() -> None:
 
 
 def test_the_times_of_steps_come_from_scalars_in_any_order() -> None:
-    tags = [
-        "loss",
-        "zz_perf/own_ms",
-        "zz_perf/wait_ms",
-        "zz_perf/phase/every",
-    ]
+    tags = ["loss", "zz_perf/own_ms", "zz_perf/wait_ms", "zz_perf/phase/every"]
     rows = [
         (step, rank, tag, 100 * step + 10 * rank + tag)
         for step in (1, 2)

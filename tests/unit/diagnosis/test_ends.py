@@ -24,10 +24,7 @@ def test_an_attempt_without_ranks_has_not_started():
 
 def test_a_start_and_what_was_dropped_are_reported_while_the_ranks_run():
     ranks = [rank_state(0), rank_state(1, health={"dropped": 7}), rank_state(2, health={"dropped": 0})]
-    assert said(ranks) == [
-        STARTED,
-        ("dropped", 1, "7 values by step 120; the log names each reason once"),
-    ]
+    assert said(ranks) == [STARTED, ("dropped", 1, "7 values by step 120; the log names each reason once")]
 
 
 def test_a_failure_is_reported_before_the_others_have_ended_and_its_consequence_is_not():
@@ -46,10 +43,7 @@ def test_a_failure_is_reported_before_the_others_have_ended_and_its_consequence_
 
 def test_a_rank_that_died_is_lost_with_its_reason():
     gone = [rank_state(0), lost(1), lost(2)]
-    assert said(gone) == [
-        STARTED,
-        ("lost", 1, "its process is gone from node-0"),
-    ]
+    assert said(gone) == [STARTED, ("lost", 1, "its process is gone from node-0")]
     killed = failure(1, "killed by signal 9")
     assert said(gone, failure=killed)[1:] == [("lost", 1, "killed by signal 9")]
 
@@ -62,13 +56,7 @@ def test_an_end_is_of_the_step_of_the_rank_that_it_names():
     assert [one.since_step for one in found if one.cause == "failed"] == [100]
 
 
-@pytest.mark.parametrize(
-    ("state", "evidence"),
-    [
-        ("finished", "3 ranks"),
-        ("interrupted", "by a signal"),
-    ],
-)
+@pytest.mark.parametrize(("state", "evidence"), [("finished", "3 ranks"), ("interrupted", "by a signal")])
 def test_an_end_is_reported_when_no_rank_runs_any_more(state, evidence):
     ranks = ranks_of(state, state, state)
     assert said(ranks, state) == [STARTED]

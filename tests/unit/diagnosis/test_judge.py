@@ -80,8 +80,7 @@ def test_a_verdict_begins_ends_and_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "measure", "cause"),
-    [("checkpoint", "blocked_ms", "checkpoint"), ("rest", "cpu_ms", "unknown")],
+    ("phase", "measure", "cause"), [("checkpoint", "blocked_ms", "checkpoint"), ("rest", "cpu_ms", "unknown")]
 )
 def test_a_rank_that_is_slow_outside_of_its_model_is_named_with_the_cause(
     phase: str, measure: str, cause: str

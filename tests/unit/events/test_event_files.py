@@ -235,17 +235,6 @@ def test_files_rotate_when_they_are_old_and_not_while_they_are_empty(tmp_path):
     assert [len(list(read_frames(path))) for path in segments(tmp_path, MINDSPORE)] == [3, 3]
 
 
-def test_what_max_file_size_refuses_is_counted_to_the_last_event(tmp_path):
-    rank_writer = writer(tmp_path, Clock(), formats=(MINDSPORE,), limits=Limits(max_file_size=1000))
-    for first in range(1, 101, 20):
-        rank_writer.write(batch(first, 20))
-    rank_writer.close()
-    kept = len(seqs(tmp_path))
-    [(reason, refused)] = rank_writer.health().errors.items()
-    assert "max_file_size of 1000 bytes" in reason
-    assert kept + refused == 100
-
-
 def test_a_flush_of_the_synced_level_makes_both_files_durable(tmp_path):
     clock = Clock()
     rank_writer = writer(tmp_path, clock, delivery=SYNCED)

@@ -1,13 +1,6 @@
 import re
 
-from distsummary.events.segments import (
-    SegmentName,
-    dialect_of,
-    lineage_files,
-    next_stamp,
-    segments,
-    stamp_of,
-)
+from distsummary.events.segments import SegmentName, dialect_of, lineage_files, next_stamp, segments, stamp_of
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 
 NAME = SegmentName(host="node-1", pid=7)

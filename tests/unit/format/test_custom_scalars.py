@@ -35,8 +35,7 @@ def layout(*charts: layout_pb2.Chart) -> layout_pb2.Layout:
 REPORTED = layout(
     margin("loss: mean, min to max", "loss", "loss/min", "loss/max"),
     layout_pb2.Chart(
-        title="loss: rank of the max",
-        multiline=layout_pb2.MultilineChartContent(tag=["^loss/argmax_rank$"]),
+        title="loss: rank of the max", multiline=layout_pb2.MultilineChartContent(tag=["^loss/argmax_rank$"])
     ),
 )
 OURS = layout(

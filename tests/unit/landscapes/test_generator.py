@@ -10,11 +10,7 @@ from distsummary import Directions, LossGrid, Plane, Progress, landscape
 from distsummary.checkpoints.landscape_spec import LandscapeSpec
 from distsummary.checkpoints.trajectory import read
 from distsummary.checkpoints.trajectory_writer import TrajectoryWriter
-from distsummary.errors import (
-    InvalidTypeError,
-    InvalidValueError,
-    LandscapeError,
-)
+from distsummary.errors import InvalidTypeError, InvalidValueError, LandscapeError
 from distsummary.format.records import Event, Value
 from distsummary.landscapes.directions.checkpoint_sources import is_single
 from distsummary.landscapes.engines import naive_engine

@@ -260,10 +260,7 @@ def test_what_cannot_be_saved_or_drawn_is_refused_before_anything_is_written(tmp
         InvalidValueError,
         (lambda: make_grid().save(tmp_path / "grid.npz.gz"), r"grid.* must end with \.npz; .*to_xarray"),
         (lambda: make_grid().plot(tmp_path / "grid.gif"), r"'grid\.gif'.*\.pdf.*\.png.*\.svg"),
-        (
-            lambda: make_grid().plot(tmp_path / "grid.png", kind="heat"),
-            "kind must .*contour.*surface",
-        ),
+        (lambda: make_grid().plot(tmp_path / "grid.png", kind="heat"), "kind must .*contour.*surface"),
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -343,11 +340,6 @@ def test_the_standard_error_is_that_of_the_first_data_set() -> None:
     assert make_grid(data_sets=("val", "test"), quantities=named).stderr is one
     assert make_grid(quantities={"stderr": one}).stderr is one
     assert make_grid(data_sets=("val", "test"), quantities={"test/loss": one}).stderr is None
-
-
-def test_what_is_explained_is_the_explained_variance() -> None:
-    assert make_grid().explained.tolist() == [0.8, 0.15]
-    assert random_grid().explained.size == 0
 
 
 def test_a_grid_and_a_cancelled_landscape_are_shown_in_a_line() -> None:

@@ -149,18 +149,12 @@ SAME: dict[str, tuple[Any, Any]] = {
     ),
 }
 DOUBTFUL: dict[str, tuple[Any, str]] = {
-    "closure": (
-        loss(closing(1)),
-        r"its loss_fn .* closing\.<locals>\.<lambda> holds held of",
-    ),
+    "closure": (loss(closing(1)), r"its loss_fn .* closing\.<locals>\.<lambda> holds held of"),
     "closure of an object": (loss(Loss(k=closing(1))), "its loss_fn .* holds held of the function around it"),
     "lambdas in a line": (loss(pair[0]), "its loss_fn .* a lambda shares its line with another"),
     "no source": (loss(without_source()), "its loss_fn .* loss has no source text .*; define it in a file"),
     "metric": (metric(closing(1)), "its evaluation cannot be identified"),
-    "repr with an address": (
-        {"model": Unnamed()},
-        "its model .* has an address, .* a __repr__",
-    ),
+    "repr with an address": ({"model": Unnamed()}, "its model .* has an address, .* a __repr__"),
     "lock": (batch(threading.Lock()), "its data cannot be identified: cannot pickle '_thread.lock' object"),
     "generator": (batch(number for number in range(3)), "its data .* cannot pickle 'generator' object"),
 }

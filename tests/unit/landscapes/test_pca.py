@@ -8,12 +8,7 @@ from distsummary import Directions
 from distsummary.errors import InvalidValueError, LandscapeError
 from distsummary.landscapes.directions import CENTERINGS, displacements
 from distsummary.landscapes.directions.normalization import normalize
-from distsummary.landscapes.directions.pca import (
-    Plane,
-    gram,
-    locate,
-    pca_plane,
-)
+from distsummary.landscapes.directions.pca import Plane, gram, locate, pca_plane
 from tests.refusals import refused
 
 States = Sequence[Mapping[str, Any]]

@@ -23,11 +23,7 @@ from distsummary.landscapes.run.worker_plan import check_spread, plan_workers, s
     ],
 )
 def test_workers_start_with_what_is_free(
-    free: dict[str, float],
-    chunks: int,
-    asked: int | None,
-    gpus_each: float,
-    expected: list[dict[str, float]],
+    free: dict[str, float], chunks: int, asked: int | None, gpus_each: float, expected: list[dict[str, float]]
 ) -> None:
     assert plan_workers(free, chunks, asked, gpus_each=gpus_each) == expected
 
@@ -53,12 +49,7 @@ def test_a_model_over_several_gpus_needs_as_many_in_each_worker(
     ("count", "whole", "each", "remark"),
     [
         (2, {"CPU": 2.0}, {"num_cpus": 1}, ""),
-        (
-            5,
-            {"CPU": 2.0},
-            {"num_cpus": 1},
-            "workers=5, but the Ray cluster has 2 cores: they share them",
-        ),
+        (5, {"CPU": 2.0}, {"num_cpus": 1}, "workers=5, but the Ray cluster has 2 cores: they share them"),
         (4, {"CPU": 8.0, "GPU": 1.0}, {"num_gpus": 0.25}, ""),
         (3, {"CPU": 8.0, "GPU": 2.0}, {"num_gpus": 1}, "has 2 GPUs for 1 each: 1 of them wait for a GPU"),
     ],

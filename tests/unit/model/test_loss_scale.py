@@ -3,11 +3,7 @@
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, NonFiniteError
-from distsummary.model.loss_scale import (
-    DynamicLossScaleManager,
-    FixedLossScaleManager,
-    LossScaleManager,
-)
+from distsummary.model.loss_scale import DynamicLossScaleManager, FixedLossScaleManager, LossScaleManager
 
 
 def test_a_fixed_scale_stays():

@@ -36,7 +36,6 @@ from distsummary.rundir.attempts import (
     LOOKED_AT,
     choose_attempt,
     find_attempt,
-    newest_attempt,
     note_deaths,
     open_attempts,
     rank_states,
@@ -76,13 +75,6 @@ def test_the_ranks_of_an_incarnation_share_an_attempt_and_a_restart_gets_the_nex
     assert re.fullmatch(r"[0-9a-f]{16}", first.run_id)
 
 
-def test_another_role_has_attempts_of_its_own_and_supersedes_nothing(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0))
-    assert coordinator.register(rank(0, role="eval", incarnation="eval-1")).attempt == 0
-    coordinator.finish(rank(0), 0, {})
-
-
 def test_joining_and_leaving_take_no_random_numbers_of_the_training(run: RunDir) -> None:
     before = random.getstate()
     coordinator = LocalCoordinator(run)
@@ -92,20 +84,6 @@ def test_joining_and_leaving_take_no_random_numbers_of_the_training(run: RunDir)
     for topology in ranks:
         coordinator.finish(topology, 0, {})
     assert random.getstate() == before
-
-
-def test_a_rank_may_register_twice(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    assert coordinator.register(rank(0)) == coordinator.register(rank(0))
-
-
-def test_the_same_master_address_used_by_a_later_job_is_a_new_attempt(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    attempts = [
-        coordinator.register(rank(number, incarnation="127.0.0.1:29500+0", session=session)).attempt
-        for number, session in [(0, "a"), (1, "b"), (1, "c"), (0, "d")]
-    ]
-    assert attempts == [0, 0, 1, 1]
 
 
 PORT, RESTART = "127.0.0.1:29500+0", "start-1+1"
@@ -204,16 +182,6 @@ def test_a_session_that_asks_again_gets_its_attempt_again() -> None:
     assert joins(attempts, 0, session="session of rank 0") == 1
     attempts[1]["ranks"]["0"]["state"] = "finished"
     assert joins(attempts[1:], 0, session="session of rank 0") is None
-
-
-def test_two_trainings_of_one_process_are_two_attempts_even_if_the_first_was_not_closed(run: RunDir) -> None:
-    register = LocalCoordinator(run).register
-    attempts = [
-        register(rank(number, session=f"{training} {number}")).attempt
-        for training in ("first", "second")
-        for number in range(2)
-    ]
-    assert attempts == [0, 0, 1, 1]
 
 
 def test_attempts_of_a_removed_manifest_are_counted_on(run: RunDir) -> None:
@@ -370,17 +338,6 @@ def test_the_run_is_finished_when_its_last_rank_is(run: RunDir) -> None:
     assert reported(run)["0"]["health"] == {"events": 7}
 
 
-def test_the_newest_attempt_is_that_of_the_role(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    assert newest_attempt(run.read_manifest()) is None
-    for start in "12":
-        coordinator.register(rank(0, incarnation=start))
-    newest = newest_attempt(run.read_manifest())
-    assert newest is not None
-    assert newest["attempt"] == 1
-    assert newest_attempt(run.read_manifest(), "eval") is None
-
-
 def test_a_role_is_open_until_its_newest_attempt_was_merged_with_the_final_states_of_its_ranks(
     run: RunDir,
 ) -> None:
@@ -406,14 +363,6 @@ def test_a_role_is_open_until_its_newest_attempt_was_merged_with_the_final_state
     assert is_any_open()
     coordinator.register(rank(0, incarnation="start-2"))
     assert is_any_open()
-
-
-def test_a_run_of_one_rank_is_open_while_it_runs(run: RunDir) -> None:
-    coordinator = LocalCoordinator(run)
-    coordinator.register(rank(0, world_size=1))
-    assert [entry["attempt"] for entry in open_attempts(run, run.read_manifest())] == [0]
-    coordinator.finish(rank(0, world_size=1), 0, {})
-    assert open_attempts(run, run.read_manifest()) == []
 
 
 def test_a_rank_reports_of_itself_in_its_own_file(run: RunDir) -> None:
@@ -670,11 +619,6 @@ def test_a_heartbeat_and_a_registration_return_the_deals(run: RunDir) -> None:
     run.update_manifest(lambda manifest: manifest["attempts"][0].update(deals=stored))
     assert coordinator.beat(rank(0), 0, Heartbeat(6)) == deals
     assert coordinator.register(rank(1)).deals == deals
-
-
-def test_an_attempt_that_is_unknown_has_no_deaths(run: RunDir) -> None:
-    with pytest.raises(StaleAttemptError, match="attempt 3 of role train is not in the manifest"):
-        note_deaths(run, "train", 3, {0: "signal 9"})
 
 
 def test_a_run_json_that_was_removed_is_rebuilt_by_fsck_and_by_nothing_else(run: RunDir) -> None:

@@ -81,10 +81,7 @@ def test_what_is_no_path_is_refused_with_the_remedy() -> None:
         (lambda: RunDir("hdfs://h:9000/r"), url),
         (lambda: RunDir(Path("s3://b/r")), url),
     )
-    refused(
-        InvalidTypeError,
-        (lambda: RunDir(3), "run_dir must be"),
-    )
+    refused(InvalidTypeError, (lambda: RunDir(3), "run_dir must be"))
     RunDir("./gs://b")  # a directory that is really called so
 
 
@@ -170,15 +167,7 @@ def test_a_change_that_raises_changes_nothing(run: RunDir) -> None:
     assert run.manifest_path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"",
-        b"[]",
-        b'{"run_id": "a"}',
-        b'{"run_id": 1, "attempts": []}',
-    ],
-)
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"run_id": "a"}', b'{"run_id": 1, "attempts": []}'])
 def test_a_damaged_manifest_is_named_and_kept(run: RunDir, damage: bytes) -> None:
     run.manifest_path.write_bytes(damage)
     with pytest.raises(DamagedFileError, match=re.escape(str(run.manifest_path)) + ".*fsck --repair; or"):

@@ -222,22 +222,6 @@ def test_the_word_of_a_rank_holds_against_a_noted_death(run: RunDir) -> None:
     assert (one.state, one.error, one.reason) == ("interrupted", "SystemExit: 143", "signal 15 (SIGTERM)")
 
 
-def test_the_first_of_several_failures_is_that_of_the_attempt(run: RunDir) -> None:
-    join(run, *range(WORLD))
-    leave(run, 3, interrupted=1, error="KeyboardInterrupt")
-    assert states(run)[0] == "interrupted"
-    leave(run, 2, failed=1, error="ValueError: the culprit")
-    leave(run, 1, failed=1, error="RuntimeError: the peer is gone")
-    file = run.writer_dir("train", 1, WORLD) / RANK_MANIFEST
-    reported = json.loads(file.read_bytes())
-    reported["attempts"][0]["ended"] += 0.1  # the clock of the file system has ticks of some milliseconds
-    file.write_text(json.dumps(reported))
-    assert states(run) == ["failed", "running", "failed", "failed", "interrupted"]
-    found = newest(run).failure
-    assert found is not None
-    assert found[:2] == (2, "ValueError: the culprit")
-
-
 def test_events_that_are_missing_make_a_rank_incomplete_and_the_run_finished(run: RunDir) -> None:
     join(run, 0, world_size=1)
     leave(run, 0, fields={"world_size": 1}, missing="the disk was full")

@@ -14,14 +14,7 @@ import pytest
 
 from distsummary.base.processes import in_ray, is_alive
 from distsummary.errors import InvalidTypeError, InvalidValueError, WorldMismatchError
-from distsummary.rundir.topology import (
-    LAUNCH_ID,
-    Topology,
-    detect,
-    in_notebook,
-    job_name,
-    launch_token,
-)
+from distsummary.rundir.topology import LAUNCH_ID, Topology, detect, in_notebook, job_name, launch_token
 from tests.refusals import refused
 
 TORCHRUN = {
@@ -86,54 +79,8 @@ def ray_train(rank: int | None, world_size: int | None, experiment: str | None =
 
 def test_without_any_source_it_is_rank_0_of_1() -> None:
     topology = find()
-    assert place(topology) == ("single process", 0, 1, 0, 1, 0)
     assert (topology.role, topology.mesh) == ("train", {})
     assert (topology.host, topology.pid) == (platform.node(), os.getpid())
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        (TORCHRUN, ("environment", 5, 8, 1, 4, 1)),
-        (
-            {
-                "OMPI_COMM_WORLD_RANK": "2",
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            },
-            ("openmpi", 2, 4, 0, 2, 0),
-        ),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, ("pmi", 1, 2, 0, 1, 0)),
-        ({"RANK_ID": "7", "RANK_SIZE": "8"}, ("mindspore", 7, 8, 0, 1, 0)),
-        (MSRUN, ("mindspore", 1, 2, 1, 1, 0)),
-        (
-            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"},
-            ("slurm", 3, 4, 1, 1, 1),
-        ),
-    ],
-)
-def test_each_launcher_is_understood(environ: dict[str, str], expected: tuple[object, ...]) -> None:
-    assert place(find(environ)) == expected
-
-
-def test_a_rank_without_a_world_size_is_no_source() -> None:
-    assert place(find({"RANK": "3"})) == ("single process", 0, 1, 0, 1, 0)
-
-
-def test_torchrun_under_srun_is_the_rank_not_the_nodes_task() -> None:
-    assert place(find(TORCHRUN | {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}))[:3] == ("environment", 5, 8)
-
-
-def test_torch_distributed_reports_the_rank_and_the_environment_the_node() -> None:
-    assert place(find(TORCHRUN, torch(5, 8))) == ("torch.distributed", 5, 8, 1, 4, 1)
-    assert place(find({}, torch(1, 2))) == ("torch.distributed", 1, 2, 0, 1, 0)
-
-
-@pytest.mark.parametrize("asleep", [{"initialized": False}, {"available": False}])
-def test_torch_distributed_that_is_not_in_use_has_no_say(asleep: dict[str, bool]) -> None:
-    assert place(find({}, torch(1, 2, **asleep)))[0] == "single process"
-    assert place(find({}, {"torch": SimpleNamespace()}))[0] == "single process"
 
 
 def mindspore(rank: int, size: int, *, initialized: bool = True) -> dict[str, Any]:
@@ -143,23 +90,47 @@ def mindspore(rank: int, size: int, *, initialized: bool = True) -> dict[str, An
     return {"mindspore.communication.management": management}
 
 
-def test_mindspores_group_reports_the_rank_once_it_is_there() -> None:
-    assert place(find(MSRUN, mindspore(1, 2)))[:4] == ("mindspore.communication", 1, 2, 1)
-    assert place(find({}, mindspore(1, 2)))[:3] == ("mindspore.communication", 1, 2)
-    assert place(find({}, mindspore(1, 2, initialized=False)))[0] == "single process"
+def outside_of_a_train_function() -> object:
+    raise RuntimeError("not in a train function")
 
 
-def test_ray_train_is_asked_first() -> None:
-    assert place(find({}, ray_train(1, 4) | torch(1, 4))) == ("ray.train", 1, 4, 0, 2, 3)
+ALONE = ("single process", 0, 1, 0, 1, 0)
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 
 
-def test_ray_train_outside_a_train_function_has_no_say() -> None:
-    def refuse() -> object:
-        raise RuntimeError("not in a train function")
-
-    assert place(find({}, ray_train(None, None)))[0] == "single process"
-    assert place(find({}, ray_train(0, 1, experiment=None)))[0] == "single process"
-    assert place(find({}, {"ray.train": SimpleNamespace(get_context=refuse)}))[0] == "single process"
+@pytest.mark.parametrize(
+    ("environ", "modules", "expected"),
+    [
+        (TORCHRUN, {}, ("environment", 5, 8, 1, 4, 1)),
+        (TORCHRUN | SLURM, {}, ("environment", 5, 8, 1, 4, 1)),  # srun started the agents of the nodes
+        (OPENMPI, {}, ("openmpi", 2, 4, 0, 2, 0)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {}, ("pmi", 1, 2, 0, 1, 0)),
+        ({"RANK_ID": "7", "RANK_SIZE": "8"}, {}, ("mindspore", 7, 8, 0, 1, 0)),
+        (MSRUN, {}, ("mindspore", 1, 2, 1, 1, 0)),
+        (SLURM, {}, ("slurm", 3, 4, 1, 1, 1)),
+        ({"RANK": "3"}, {}, ALONE),  # of how many ranks?
+        (TORCHRUN, torch(5, 8), ("torch.distributed", 5, 8, 1, 4, 1)),  # the environment reports the node
+        ({}, torch(1, 2), ("torch.distributed", 1, 2, 0, 1, 0)),
+        ({}, torch(1, 2, initialized=False), ALONE),
+        ({}, torch(1, 2, available=False), ALONE),
+        ({}, {"torch": SimpleNamespace()}, ALONE),
+        (MSRUN, mindspore(1, 2), ("mindspore.communication", 1, 2, 1, 1, 0)),
+        ({}, mindspore(1, 2), ("mindspore.communication", 1, 2, 0, 1, 0)),
+        ({}, mindspore(1, 2, initialized=False), ALONE),
+        ({}, ray_train(1, 4) | torch(1, 4), ("ray.train", 1, 4, 0, 2, 3)),
+        ({}, ray_train(None, None), ALONE),
+        ({}, ray_train(0, 1, experiment=None), ALONE),
+        ({}, {"ray.train": SimpleNamespace(get_context=outside_of_a_train_function)}, ALONE),
+    ],
+)
+def test_each_source_is_understood_in_its_order(
+    environ: dict[str, str], modules: dict[str, Any], expected: tuple[object, ...]
+) -> None:
+    assert place(find(environ, modules)) == expected
 
 
 def test_arguments_win_over_the_rank_that_was_found() -> None:

@@ -367,10 +367,6 @@ def test_a_run_that_ended_without_a_rank_is_not_called_dead():
     assert hints(status)[0] == "The run has ended without ranks 1-2, which did not finish."
 
 
-def test_the_step_is_the_newest_that_is_known():
-    assert status_of(attempt_state([rank_state(0)]), merged=Merged(130)).step == 130
-
-
 @pytest.mark.parametrize(
     ("state", "of_ranks", "code", "verdict"),
     [

@@ -168,33 +168,6 @@ def test_steps_are_measured_without_the_time_of_callbacks_and_evaluations():
     assert measured == [(5500.0, 5000.0), (2500.0, 2000.0)]
 
 
-def test_a_step_that_break_leaves_counts_if_it_logged():
-    recorder = Recorder()
-    with Run(callbacks=recorder) as run:
-        for _ in run.epochs(2):
-            for batch in run.steps([1, 2, 3]):
-                run.log(loss=batch)
-                if batch == 2:
-                    break
-    steps = [entry for entry in recorder.logged if entry[0] == "on_train_step_end"]
-    assert [(step, values["loss"]) for _, step, values in steps] == [(1, 1.0), (2, 2.0), (3, 1.0), (4, 2.0)]
-    assert counted(recorder, "on_train_epoch_end") == 2
-    assert recorder.hooks[-1] == "on_train_end"
-
-
-def test_a_step_that_break_leaves_without_logging_does_not_count():
-    recorder = Recorder()
-    run = Run(callbacks=recorder)
-    for batch in run.steps([1, 2, 3]):
-        if batch == 3:
-            break
-        run.log(loss=batch)
-    run.close()
-    assert run.step == 2
-    assert counted(recorder, "on_train_step_end") == 2
-    assert counted(recorder, "on_train_end") == 1
-
-
 @pytest.mark.parametrize("way", ["break", "return", "exception", "islice", "enumerate"])
 def test_a_step_ends_when_its_iterator_is_released(way):
     seen = []
@@ -373,26 +346,6 @@ def test_outside_of_steps_log_goes_to_a_step_and_never_back(caplog):
     assert caplog.text.count("steps before run.step are dropped") == 1
 
 
-def test_values_of_a_step_before_the_last_one_are_counted_by_the_recorder():
-    callback = Plain()
-    with Run(callbacks=callback) as run:
-        run.log(a=1, step=5)
-        run.log(a=1, b=2, step=4)
-    assert callback.failures.health.dropped == {"scalar": 2}
-
-
-def test_before_any_steps_a_name_that_is_logged_again_begins_the_next_step():
-    recorder = Recorder()
-    with Run(callbacks=recorder, initial_step=10) as run:
-        for number in range(3):
-            run.log(a=number)
-            run.log(b=number)
-        assert run.step == 13
-    assert steps_of(recorder) == [(step, {"a": step - 11, "b": step - 11}) for step in (11, 12, 13)]
-    assert counted(recorder, "on_train_step_begin") == 3
-    assert counted(recorder, "on_train_begin") == counted(recorder, "on_train_epoch_end") == 1
-
-
 def test_after_steps_a_name_that_is_logged_again_belongs_to_the_last_step():
     callback = Plain()
     callback.plain_before = 99
@@ -423,34 +376,6 @@ def test_a_value_before_the_first_step_takes_no_step_and_replaces_none_of_the_at
         for _ in run.steps([1]):
             pass
     assert recorded == ([(0, 17.0), (1, None)] if initial == 0 else [(11, 17.0)])
-
-
-def test_values_of_other_threads_go_to_the_step_under_way():
-    recorder = Recorder()
-    errors = []
-
-    def measure():
-        try:
-            run.log(gpu=run.step, x=1)
-            run.log(gpu=run.step + 0.5, step=3)
-        except Exception as error:
-            errors.append(error)
-
-    def in_thread():
-        thread = threading.Thread(target=measure)
-        thread.start()
-        thread.join()
-
-    run = Run(callbacks=recorder)
-    for number in run.steps([1, 2]):
-        run.log(x=0)
-        in_thread()
-        if number == 2:
-            run.log(x=5)  # the last one wins
-    run.close()
-    in_thread()
-    assert steps_of(recorder) == [(1, {"x": 1, "gpu": 1.5}), (2, {"x": 5, "gpu": 2.5})]
-    assert errors == []
 
 
 def test_a_thread_that_logs_all_the_time_never_fails_and_loses_no_step():
@@ -782,14 +707,6 @@ def test_the_callbacks_see_what_the_step_that_failed_had_logged():
     with pytest.raises(RuntimeError, match="nan"):
         train(last)
     assert last.logged.keys() == {"loss", STEP_MS, DATA_WAIT_MS}
-
-
-def test_a_value_without_any_step_is_recorded():
-    recorder = Recorder()
-    run = Run(callbacks=recorder)
-    run.log(parameters=17)
-    run.close()
-    assert recorder.logged[0] == ("on_train_epoch_end", 0, {"parameters": 17})
 
 
 # While Python ends, the names of a module may be None before an object that needs them is freed.

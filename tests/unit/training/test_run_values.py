@@ -265,10 +265,7 @@ def test_the_misuse_of_an_argument_raises_in_any_run():
             refused(
                 InvalidTypeError,
                 (lambda: run.log({3: 0.5}), "name"),
-                (
-                    lambda: run.log({"a": {"b": {1: 2}}}),
-                    "inside of 'a/b' must be str, got 1",
-                ),
+                (lambda: run.log({"a": {"b": {1: 2}}}), "inside of 'a/b' must be str, got 1"),
                 (lambda: run.log(3.0), r"got 3\.0 of type float; write run\.log\(loss=\.\.\.\) or"),
                 (lambda: run.image(3, [[1]]), "the name of the image must be str"),
                 (lambda: run.add_value(None, "x", [[1]]), "plugin"),
