@@ -193,11 +193,7 @@ PAGES = {
 }
 
 # Names, "Class.member" or "Class(parameter)", that ours does not have. docs/mindspore.md says why.
-NOT_OURS = {
-    "Model.build",
-    "Model.infer_predict_layout",
-    "Model.infer_train_layout",
-}
+NOT_OURS = {"Model.build", "Model.infer_predict_layout", "Model.infer_train_layout"}
 
 TYPE, VALUE = (TypeError,), (ValueError,)
 BOTH = (TypeError, ValueError)  # MindSpore's code raises the one, its page documents the other

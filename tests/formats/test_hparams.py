@@ -22,12 +22,7 @@ from distsummary.rundir.states import AttemptState, RankState
 
 
 def train(
-    path: Path,
-    config: Any,
-    *,
-    ranks: int = 1,
-    error: type[BaseException] | None = None,
-    **options: Any,
+    path: Path, config: Any, *, ranks: int = 1, error: type[BaseException] | None = None, **options: Any
 ) -> None:
     for rank in range(ranks):
         ending = pytest.raises(error) if error is not None and rank == ranks - 1 else nullcontext()

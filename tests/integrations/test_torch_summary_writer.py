@@ -276,11 +276,7 @@ def test_bad_arguments_name_the_field(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_codec_is_named_with_the_pip_line(
-    method: str,
-    arguments: tuple[Any, ...],
-    line: str,
-    tmp_path: Path,
-    hide_package: Callable[[str], None],
+    method: str, arguments: tuple[Any, ...], line: str, tmp_path: Path, hide_package: Callable[[str], None]
 ) -> None:
     hide_package({"pillow": "PIL"}.get(package := line.rpartition(" ")[2], package))
     with SummaryWriter(tmp_path) as writer, pytest.raises(MissingExtraError, match=f"{method}.*run: {line}"):

@@ -74,12 +74,7 @@ def by_loop(reported):
     return steps, len(reported) - len(kept), last
 
 
-@given(
-    attempts,
-    st.integers(1, 5),
-    st.sampled_from([1, 4, 1 << 18]),
-    st.integers(1, 4),
-)
+@given(attempts, st.integers(1, 5), st.sampled_from([1, 4, 1 << 18]), st.integers(1, 4))
 @settings(max_examples=60)
 def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, room, window, lanes):
     with tempfile.TemporaryDirectory() as name:
