@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pickle
 import platform
 import time
 from collections.abc import Callable
@@ -9,13 +10,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from distsummary.aggregate.merged_files import refuse_foreign_files
 from distsummary.base.actor_calls import RayConnection
+from distsummary.base.columns import quoted
+from distsummary.base.failures import error_line
 from distsummary.base.publish import open_own
+from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.rundir.admission import Admission, admit
+from distsummary.rundir.attempts import PROTOCOL
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.timeouts import SHARED_S
 from distsummary.rundir.topology import Topology
@@ -47,7 +52,8 @@ def arrive(
 ) -> Admission | None:
     """The admission of a rank of a job on Ray, decided on the node on which the run is whole.
 
-    Returns None if that is this node. Raises what `make` and `admit` raise there.
+    Returns None if that is this node. Raises what `make` and `admit` raise there, and RunDirError if that
+    node has another version of distsummary, or none.
 
     Args:
         run_dir: what the user named. make: makes it, on the node that is its home.
@@ -58,7 +64,8 @@ def arrive(
     connection = RayConnection()
     with connection.call():
         here = ray.get_runtime_context().get_node_id()
-        node = home_node(ray.nodes(), here, Path(path))
+        nodes = ray.nodes()
+        node = home_node(nodes, here, Path(path))
         if node == here:
             return None
         job = f"{ray.get_runtime_context().get_job_id()}{topology.incarnation}"
@@ -66,11 +73,20 @@ def arrive(
         task = ray.remote(_admit_here).options(
             num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         )
-        asked = task.remote(path, topology, make, mark, on_existing, resumes, door, is_private)
+        # As bytes, which a node with another version may not be able to read.
+        given = pickle.dumps((path, topology, make, mark, on_existing, resumes, door, is_private))
+        asked = task.remote(PROTOCOL, platform.node(), given)
     try:
         arrival: Arrival = connection.result(asked, ARRIVE_S)
-    except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        if isinstance(cause, DistSummaryError):
+            raise cause from None
+        address = next(one["NodeManagerAddress"] for one in nodes if one["NodeID"] == node)
+        raise RunDirError(
+            f"{path}: its home, the node {address}, admits no rank: {error_line(cause or error)}; all nodes "
+            f"need the same version of distsummary: distsummary doctor {quoted(path)} --address auto"
+        ) from error
     base = Path(arrival.base)
     found = RunDir(base) if _shows(base / mark) else RunDir(spool_of(base, node), home=base)
     admission = Admission(found, arrival.topology, door=door, resumes=resumes)
@@ -79,7 +95,23 @@ def arrive(
     return admission
 
 
-def _admit_here(
+def _admit_here(protocol: int, host: str, given: bytes) -> Arrival:
+    """Admit a rank of a host whose `arrive` is of this protocol."""
+    here = platform.node()
+    if protocol != PROTOCOL:
+        raise RunDirError(
+            f"{here}, the home of the run, has another version of distsummary than {host}: its protocol is "
+            f"{PROTOCOL}, there {protocol}; install one version on all nodes"
+        )
+    try:
+        return _admit(*pickle.loads(given))
+    except DistSummaryError as error:
+        # Else one would look at the host of the rank.
+        error.args = (f"at the home of the run, {here}: {error}", *error.args[1:])
+        raise
+
+
+def _admit(
     path: str,
     topology: Topology,
     make: Callable[[str, Topology], RunDir],
