@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from distsummary.base.checks import check_choice
@@ -125,6 +126,8 @@ def admit(
                 'on_existing="attempt", to evaluate it role="eval")',
                 given.base, run_dir.base,
             )  # fmt: skip
+    newest = newest_attempt(run_dir.read_manifest(), topology.role)
+    topology = replace(topology, after=int(newest["attempt"]) if newest else -1)
     admission = Admission(run_dir, topology, door=door, resumes=resumes)
     if is_new:
         admission.refuse_open()
@@ -347,7 +350,10 @@ def refuse_taken(
     own, number = str(topology.rank), newest["attempt"]
     is_same_start = bool(topology.incarnation) and newest["incarnation"] == topology.incarnation
     for rank, known in newest["ranks"].items():
-        is_running = known["state"] == "running" and bool(alive(known))
+        is_alive_now = alive(known)
+        # Of a process on another machine, only a beginning after this rank was admitted shows that it lives.
+        is_rival = is_alive_now is None and topology.after is not None and number > topology.after
+        is_running = known["state"] == "running" and (bool(is_alive_now) or is_rival)
         same_process = all(known.get(key) == getattr(topology, key) for key in PROCESS)
         # Ranks of one job may join each other, but not two processes as the same rank of one start.
         same_job = job_of(newest["incarnation"]) == job_of(topology.incarnation)

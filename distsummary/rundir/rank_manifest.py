@@ -170,8 +170,10 @@ class RankManifest:
 
 def new_entry(topology: Topology, attempt: int, state: str, *, started: float) -> Manifest:
     """A rank's entry of an attempt that it has just joined."""
+    place = asdict(topology)
+    del place["after"]
     own = {"state": state, "started": started, "ended": None, "exit": None, "error": ""}
-    return {"attempt": attempt, **asdict(topology), **own, "health": {}, "heartbeat": {}}
+    return {"attempt": attempt, **place, **own, "health": {}, "heartbeat": {}}
 
 
 def encoded(role: str, rank: int, attempts: Iterable[Manifest]) -> bytes:

@@ -98,6 +98,8 @@ class Topology:
         session: a random id that only this object and its copies have.
         pid_space: the namespace in which `pid` is unique. pid_start: when the process started. See
             `is_alive`.
+        after: the newest attempt of the run when this rank was admitted, -1 if there was none: one that is
+            later, of another job, began since then. None if it was not admitted.
     """
 
     role: str = "train"
@@ -115,6 +117,7 @@ class Topology:
     pid: int = field(default_factory=os.getpid)
     pid_space: str = field(default_factory=lambda: pid_space_here())
     pid_start: str = field(default_factory=lambda: pid_start_of(os.getpid()))
+    after: int | None = None
 
 
 def detect(

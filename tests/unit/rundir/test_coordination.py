@@ -6,12 +6,14 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from distsummary.aggregate.registrar import Registrar
 from distsummary.base.processes import pid_start_of
 from distsummary.cli.fsck import fsck
 from distsummary.errors import (
@@ -575,6 +577,20 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(run: RunDir) -> 
     refuse_in_use(run, unique(0, 1))  # the same job
     note_deaths(run, "train", 0, {0: "its node does not answer"})
     refuse_in_use(run, other)  # its launcher saw it die
+
+
+def test_of_two_jobs_that_begin_at_once_on_two_machines_the_second_is_refused(run: RunDir) -> None:
+    far, here = (
+        admit(run, place, door="").topology
+        for place in (unique(0, 1, **FAR), unique(0, 1, incarnation="another"))
+    )
+    LocalCoordinator(run).register(far)
+    for coordinator in (LocalCoordinator(run), Registrar(run)):
+        with pytest.raises(RunDirError, match="is in use: rank 0 of attempt 0 runs as process 7 on far"):
+            coordinator.register(here)
+    # One that is admitted later has waited for its heartbeat in vain.
+    late = replace(here, after=0)
+    assert Registrar(run).register(late).attempt == 1
 
 
 def test_a_full_disk_keeps_no_rank_from_reporting_its_heartbeat_and_its_end(
