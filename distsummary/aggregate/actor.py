@@ -228,6 +228,9 @@ class AggregatorClient:
             "distsummary merge %s",
             self._run_dir.home, reason, method, quoted(self._run_dir.home),
         )  # fmt: skip
+        if self._run_dir.is_away and method == "finish":
+            # The rank has left in its own file, and the run.json of the home alone has the state of the run.
+            return None
         return getattr(self._local, method)(*args, **options)
 
 

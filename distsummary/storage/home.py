@@ -12,10 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from distsummary.base.checked_json import parse_json
 from distsummary.base.publish import ensure_directory, open_own, temporary_name
 from distsummary.errors import DistSummaryError, RunDirError
-from distsummary.rundir.rank_manifest import read_entries
-from distsummary.rundir.run_dir import RANK_MANIFEST, RunDir
+from distsummary.rundir.rank_manifest import encoded, read_entries
+from distsummary.rundir.run_dir import RANK_MANIFEST, Manifest, RunDir
+from distsummary.rundir.run_records import RankRecord
 from distsummary.storage.spool import GONE, GROW, OF_THE_RUN, PART, WHOLE, Change, grows, is_small
 
 _PLACE = re.compile(r"(?:[a-z]+_)?rank_\d{5,7}|ckpt_dir|export_\d+", re.ASCII)
@@ -75,7 +77,8 @@ class DirectoryHome:
     """A Home that is a run dir. Any thread may call the methods.
 
     Of two hosts that write the directory of one rank, the one with the later attempt is right: an older ship
-    that wakes up replaces nothing. Event files have names of their own, and are taken from both.
+    that wakes up replaces nothing. Event files have names of their own, and are taken from both; in a rank's
+    manifest, each host is right about the attempt that it writes.
 
     Raises RunDirError for names outside of the run dir and of what no rank writes, OSError for a full disk.
     """
@@ -85,6 +88,10 @@ class DirectoryHome:
         # By directory: of two messages of one host, the first may still be written when the second arrives.
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._attempts: dict[str, int] = {}  # the directory of a rank -> its newest attempt
+        # Directory -> attempts of its rank that the host that writes it now does not know, or not to the end;
+        # the directories, with the attempt of that host, of which these were looked for.
+        self._others: defaultdict[str, dict[int, Manifest]] = defaultdict(dict)
+        self._compared: set[tuple[str, int]] = set()
         self._open: dict[str, int] = {}  # event files, locked as by their writers on the other hosts
         self._paths: dict[str, Path] = {}  # those of names that were checked
         # Where files are until they have arrived whole. A merge removes no directory with another one in it.
@@ -116,7 +123,8 @@ class DirectoryHome:
         for change in changes:
             directory = change.name.partition("/")[0] if "/" in change.name else ""
             with self._locks[directory]:
-                if not self._is_late(change.name, directory, held) and not self._take(change):
+                right = self._right(change, directory, held)
+                if right is not None and not self._take(right):
                     again.append(change.name)
         return self._news(seen, tuple(dict.fromkeys(again)))
 
@@ -129,6 +137,35 @@ class DirectoryHome:
     def close(self) -> None:
         """Remove what did not arrive whole."""
         shutil.rmtree(self._staging.parent, ignore_errors=True)
+
+    def _right(self, change: Change, directory: str, held: Mapping[str, int]) -> Change | None:
+        """What to take of a change; None if another host writes the file now."""
+        is_late, attempt = self._is_late(change.name, directory, held), held.get(directory, -1)
+        is_manifest = os.path.basename(change.name) == RANK_MANIFEST and change[1:3] == (WHOLE, 0)
+        is_compared = (directory, attempt) in self._compared and not self._others[directory]
+        if not is_manifest or (is_compared and not is_late):
+            return None if is_late else change
+        try:
+            sent = parse_json(change.data, RankRecord, name=change.name, remedy="")
+            known = read_entries(self._path(change.name).parent)
+        except DistSummaryError:
+            return None if is_late else change
+        own = {entry["attempt"]: entry for entry in sent["attempts"]}
+        here = {entry["attempt"]: entry for entry in known.attempts} if known else {}
+        others = self._others[directory]
+        if is_late:
+            if attempt not in own:
+                return None
+            others[attempt] = own[attempt]
+            found = here | {attempt: own[attempt]}
+        else:
+            if (directory, attempt) not in self._compared:
+                others |= {number: entry for number, entry in here.items() if number not in own}
+                self._compared.add((directory, attempt))
+            others.pop(attempt, None)
+            found = own | others
+        entries = [found[number] for number in sorted(found)]
+        return change._replace(data=encoded(sent["role"], sent["rank"], entries))
 
     def _is_late(self, name: str, directory: str, held: Mapping[str, int]) -> bool:
         """Whether another host writes a file now."""
@@ -157,7 +194,9 @@ class DirectoryHome:
         path = self._paths.get(change.name) or self._path(change.name)
         if change.kind == GONE:
             self._release(change.name)
-            path.unlink(missing_ok=True)
+            # Who clears the disk of a host, as a cleaner of /tmp does, takes no event from the run.
+            if not grows(change.name) or not path.exists() or not path.stat().st_size:
+                path.unlink(missing_ok=True)
             return True
         if change.name not in self._paths:
             ensure_directory(path.parent)

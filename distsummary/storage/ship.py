@@ -11,6 +11,7 @@ from distsummary.base.failures import error_line
 from distsummary.base.guard import guarded_log
 from distsummary.base.processes import is_alive
 from distsummary.base.publish import ensure_directory, publish
+from distsummary.errors import RunDirError
 from distsummary.rundir.rank_manifest import read_entries
 from distsummary.rundir.run_dir import RANK_MANIFEST, SHIP_BYTES, RunDir
 from distsummary.storage.home import Home, HostState, Seen
@@ -76,6 +77,8 @@ class Ship:
         with self._turn:
             if key in self._ranks:
                 return
+            if self._is_closed.is_set():
+                raise RunDirError(f"the ship of {self._run_dir.base} has ended; call the next one")
             entered = self._home.enter(directory, attempt)
             if not self._has_begun(directory, attempt):
                 self._mirror(directory, entered.files)
@@ -156,6 +159,7 @@ class Ship:
     def _run(self) -> None:
         used_s, pause_s = time.monotonic(), self._round_s
         while not self._is_closed.wait(pause_s):
+            began_s = time.monotonic()
             try:
                 self._send_all()
                 if self._behind_since:
@@ -170,14 +174,16 @@ class Ship:
                     logger.warning("%s: nothing reaches its home now: %s", self._run_dir.base, reason)
                 pause_s = min(LONGEST_S, 2 * pause_s)
             with self._turn:
-                for key in [key for key, one in self._ranks.items() if is_alive(one.process) is False]:
-                    del self._ranks[key]
                 # A rank that arrives touches its spool before it enters.
                 is_touched = time.time() - self._spool.touched_s() < self._linger_s
                 if self._ranks or self._behind_since or is_touched:
                     used_s = time.monotonic()
-                if time.monotonic() - used_s > self._linger_s:
+                for key in [key for key, one in self._ranks.items() if is_alive(one.process) is False]:
+                    del self._ranks[key]
+                # All that was written until then is at home, also if this process was stopped meanwhile.
+                if began_s - used_s > self._linger_s:
                     if not self._spool.kept:
                         self._spool.remove()
+                    self._is_closed.set()
                     self._on_end()
                     return

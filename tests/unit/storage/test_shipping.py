@@ -3,7 +3,7 @@
 import os
 import platform
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # the arguments of Ship
 
@@ -12,6 +12,7 @@ import pytest
 from distsummary.base.processes import own_process
 from distsummary.errors import InvalidValueError, RunDirError
 from distsummary.rundir.coordination import LocalCoordinator
+from distsummary.rundir.rank_manifest import RankManifest, read_entries
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.storage import place, spool
@@ -67,6 +68,7 @@ class Trip:
         self.home = DirectoryHome(RunDir(self.base))
         self.sent: list[str] = []
         self.fails = False
+        self.then: list[Callable[[], None]] = []  # called after an exchange
         self.ships: list[Ship] = []
         self.begin, self.ended = threading.Event(), threading.Event()
         self.enter, self.leave = self.home.enter, self.home.leave
@@ -77,7 +79,10 @@ class Trip:
         if self.fails:
             raise TimeoutError("the cable is cut")
         self.sent += [f"{change.kind} {change.name}" for change in changes]
-        return self.home.exchange(host, held, changes, seen)
+        news = self.home.exchange(host, held, changes, seen)
+        while self.then:
+            self.then.pop()()
+        return news
 
     def ship(self, *, round_s: float = 60.0, linger_s: float = 60.0) -> Ship:
         options = {"round_s": round_s, "linger_s": linger_s}
@@ -168,6 +173,16 @@ def test_it_ends_when_its_ranks_have_died_and_all_was_sent(trip: Trip) -> None:
     assert not trip.spool.exists()
 
 
+def test_what_was_written_while_it_sent_is_sent_before_it_ends(trip: Trip) -> None:
+    put(trip.spool, EVENTS, b"abc")
+    ship = trip.ship(round_s=0.01, linger_s=0.0)
+    ship.enter("s", DEAD, "rank_00001", 0)
+    trip.then.append(lambda: put(trip.spool, EVENTS, b"def", appends=True))
+    trip.begin.set()
+    assert trip.ended.wait(60)
+    assert trip.arrives(EVENTS, b"abcdef")
+
+
 def test_what_is_too_large_stays_and_is_named(trip: Trip) -> None:
     names = [f"ckpt_dir/net-{number}.safetensors" for number in range(3)]
     for name in names:
@@ -227,6 +242,47 @@ def test_an_older_ship_that_wakes_up_replaces_nothing(trip: Trip) -> None:
     trip.home.exchange(HostState("h1"), {"rank_00001": 0}, changes, Seen())
     assert trip.arrives("rank_00001/manifest.json", kept)
     assert trip.arrives(EVENTS, b"abc")
+
+
+def test_each_host_is_right_about_the_attempt_that_it_writes(trip: Trip, tmp_path: Path) -> None:
+    """Of three attempts on three hosts, the end of the first is reported late, by a ship that slept."""
+    ranks = [
+        RankManifest(RunDir(tmp_path / f"h{number}"), Topology(rank=1, world_size=2)) for number in range(3)
+    ]
+
+    def send(attempt: int) -> None:
+        change = Change("rank_00001/manifest.json", WHOLE, 0, ranks[attempt].path.read_bytes())
+        trip.home.exchange(HostState(f"h{attempt}"), {"rank_00001": attempt}, [change], Seen())
+
+    def states() -> list[str]:
+        found = read_entries(trip.base / "rank_00001")
+        assert found
+        return [entry["state"] for entry in found.attempts]
+
+    for attempt, rank in enumerate(ranks):
+        trip.home.enter("rank_00001", attempt)
+        # As if the home had not answered: the host does not know the attempts before.
+        rank.claim(attempt, lambda known: None)
+        send(attempt)
+    assert states() == ["running"] * 3
+    for attempt in (0, 2):
+        ranks[attempt].leave(attempt, "finished", error="", health={})
+        send(attempt)
+    assert states() == ["finished", "running", "finished"]
+
+
+def test_an_event_that_has_arrived_is_not_removed_with_the_spool(trip: Trip) -> None:
+    held = {"rank_00001": 0}
+    trip.home.exchange(HostState("h1"), held, [Change(EVENTS, GROW, 0, b"abc"), Change(EVENTS, GONE)], Seen())
+    assert trip.arrives(EVENTS, b"abc")
+
+
+def test_a_ship_that_has_ended_takes_no_rank(trip: Trip) -> None:
+    ship = trip.ship(round_s=0.01, linger_s=0.0)
+    trip.begin.set()
+    assert trip.ended.wait(60)
+    with pytest.raises(RunDirError, match="has ended"):
+        ship.enter("s", own_process(), "rank_00001", 0)
 
 
 def test_a_part_whose_beginning_is_lost_is_asked_for_again(trip: Trip) -> None:
