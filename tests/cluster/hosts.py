@@ -23,6 +23,7 @@ QUIET = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
+    "RAY_raylet_start_wait_time_s": "300",  # of a busy machine
     "OMP_NUM_THREADS": "1",
     "HOME": "/home/user",
 }
@@ -106,7 +107,7 @@ class Hosts:
         command = ["ray", "start", *role, here, "--num-cpus=2", "--object-store-memory=100000000", *options]
         if open_files is not None:
             command = ["prlimit", f"--nofile={open_files}:{open_files}", *command]
-        done = self.run(number, *command, environment=environment)
+        done = self.run(number, *command, environment=environment, timeout=900)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def copy(self, number: int, source: Path, target: str) -> None:
