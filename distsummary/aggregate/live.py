@@ -185,12 +185,15 @@ class LiveMerge:
         self._merger.advance()
 
     def _define(self) -> None:
-        """Use the definitions in run.json, which rank 0 writes before its first value: after a `poll`."""
+        """Use the definitions and the bound in run.json, which rank 0 writes before its first value: after a
+        `poll`.
+        """
         try:
             written = self._run.manifest_path.stat().st_mtime_ns
             if written == self._written:
                 return
             manifest, self._written = self._run.read_manifest(), written
+            self._files.keep(manifest.get("keep_bytes"))
             defined = manifest.get("define", {})
             if manifest["run_id"] and [*defined.items()] != self._defined:
                 self._merger.define(Definitions(defined))

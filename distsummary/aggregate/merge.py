@@ -203,6 +203,7 @@ def _merge_role(
     )
     with StagedWriter(spec, files) as staged:
         merged = StepFiles(staged, earlier)
+        merged.keep(manifest.get("keep_bytes"))
         alerts = Alerts(run_dir)
         judging = Judging(Meshes(directories)) if role == "train" else None
         definitions = Definitions(manifest.get("define", {}))

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from distsummary.errors import RunDirError, reason
 from distsummary.events.files import Files
 from distsummary.events.index import index_closed
 from distsummary.events.reader import Damage, read_file
+from distsummary.events.retention import remove_bulk
 from distsummary.events.segment import Segment
 from distsummary.events.segments import SegmentName, lineage_files, next_stamp, segments, source_of
 from distsummary.events.spec import WriterSpec
@@ -89,6 +91,8 @@ class StagedWriter:
         self._encoder = EventEncoder(spec.run_id, spec.attempt, spec.formats)
         self._ids = EventIds(spec.run_id, spec.attempt, 0)
         self._segments: dict[str, Segment] = {}
+        self._keep_bytes: int | None = None
+        self._bulk = Counter[str]()  # dialect -> bytes of the events with bulk values
         for path in self._directory.iterdir():
             # The caller holds the merge lock, so any staging directory is that of a merge that was killed.
             is_staging = path.name.startswith(TEMPORARY) and path.is_dir() and not path.is_symlink()
@@ -109,6 +113,7 @@ class StagedWriter:
                 if dialect not in self._segments:
                     self._begin(dialect, batch.first_step)
                 self._segments[dialect].extend(framed)
+                self._bulk[dialect] += sum([one.nbytes for one in framed if one.first_seq in encoded.bulk])
         self.last_seq = batch.last_seq
 
     def write_lineage(self, lineage: Lineage) -> None:
@@ -143,6 +148,7 @@ class StagedWriter:
         for segment in self._segments.values():
             segment.sync()
         self.close()
+        self._remove_old_bulk()
         older = [path for dialect in DIALECTS for path in segments(self._directory, dialect)]
         older = [path for path in (*older, *lineage_files(self._directory)) if is_merged(path)]
         stamp = next_stamp(self._directory, self._files.now())
@@ -161,6 +167,18 @@ class StagedWriter:
         if MINDSPORE in self._segments:
             index_closed(self._directory / name.file_name(MINDSPORE, stamp))
         return tuple(published)
+
+    def keep(self, keep_bytes: int) -> None:
+        """Leave out the oldest bulk values beyond so many bytes, see `events.retention`."""
+        self._keep_bytes = keep_bytes
+
+    def _remove_old_bulk(self) -> None:
+        total = sum(self._bulk.values())
+        if self._keep_bytes is not None and total > self._keep_bytes:
+            for dialect, nbytes in self._bulk.items():
+                # The same share of both, which hold the same values.
+                most = -(-nbytes * (total - self._keep_bytes) // total)
+                remove_bulk(self._segments[dialect].path, dialect, self._files, most)
 
     def close(self) -> None:
         """Close the files; raises OSError."""

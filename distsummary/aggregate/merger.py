@@ -233,7 +233,7 @@ class Merger:
                 self.missing += len(same_event)
                 self.damage.append(Damage(same_event[0].file, same_event[0].start, str(error)))
             else:
-                yield from zip(same_event, values, strict=True)
+                yield from values
 
     def advance(self) -> None:
         """Put what was fed into the files, by rising steps."""

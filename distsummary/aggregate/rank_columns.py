@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.errors import DamagedFileError
-from distsummary.events.reader import Piece, ReadEvent, values_in
+from distsummary.events.reader import Piece, ReadEvent, read_file, values_in
 from distsummary.events.scalar_columns import ScalarColumns
+from distsummary.events.segments import is_shortened
 from distsummary.format.records import LINEAGE_PLUGINS, TENSORBOARD_PLUGINS, Value, is_part
 
 WINDOW = 1 << 18  # scalars that are merged at a time, unless the parts of the ranks overlap more
@@ -327,14 +328,26 @@ def by_event(places: Iterable[BulkPlace]) -> Iterator[list[BulkPlace]]:
     return (list(group) for _, group in groupby(places, key=attrgetter("file", "start", "end")))
 
 
-def values_at(places: Sequence[BulkPlace]) -> list[Value]:
-    """The values at places of one event.
+def values_at(places: Sequence[BulkPlace]) -> list[tuple[BulkPlace, Value]]:
+    """The values at places of one event, without those that `keep_bytes` has removed since.
 
     Raises DamagedFileError or OSError if the file no longer holds what it held.
     """
-    file, start, end = places[0].file, places[0].start, places[0].end
+    file, start, end, step = places[0].file, places[0].start, places[0].end, places[0].step
+    wanted = {(place.plugin, place.tag) for place in places}
     # If an event holds a tag twice, the last value counts.
-    values = {(value.plugin, value.tag): value for value in values_in(file, start, end)}
-    if missing := [place.tag for place in places if (place.plugin, place.tag) not in values]:
-        raise DamagedFileError(f"{file} no longer holds {missing[0]!r} at byte {start}; it was changed")
-    return [values[place.plugin, place.tag] for place in places]
+    values, failure = dict[tuple[str, str], Value](), None
+    try:
+        values = {(value.plugin, value.tag): value for value in values_in(file, start, end, step)}
+    except DamagedFileError as error:
+        failure = error
+    if wanted - values.keys():
+        if not is_shortened(file):
+            text = f"{file} no longer holds {places[0].tag!r} at byte {start}; it was changed"
+            raise failure or DamagedFileError(text)
+        # What was not removed, such as norms, is at another place.
+        for event in read_file(file, "skip", skipped=[]):
+            if event.step == step:
+                values |= {(value.plugin, value.tag): value for value in event.values}
+    found_at = ((place, values.get((place.plugin, place.tag))) for place in places)
+    return [(place, value) for place, value in found_at if value is not None]

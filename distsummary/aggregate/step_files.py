@@ -69,6 +69,7 @@ class StepFiles:
         # The writer has this batch and may have written a part of it: after an error it gets it again.
         self._batch: Batch | None = None
         self._writer = writer
+        self._keep_bytes: int | None = None
         self.is_continued = writer.last_seq > 0
         if isinstance(writer, RankWriter) and self.is_continued:
             self._read_back(writer)
@@ -97,6 +98,12 @@ class StepFiles:
     def _batch_of(self, events: Sequence[Event | Scalars], first_seq: int) -> Batch:
         spec = self._writer.spec
         return Batch(run_id=spec.run_id, attempt=spec.attempt, rank=0, first_seq=first_seq, events=events)
+
+    def keep(self, keep_bytes: int | None) -> None:
+        """Keep so many bytes of bulk values, the newest; None: all."""
+        if keep_bytes is not None and keep_bytes != self._keep_bytes:
+            self._keep_bytes = keep_bytes
+            self._writer.keep(keep_bytes)
 
     def has(self, key: Key, step: int) -> bool:
         """Whether the files held a plugin's tag at this step, or at a later one, when they were opened."""

@@ -1,12 +1,27 @@
 """Health: what a writer was given, has written and dropped, and why."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from distsummary.base.guard import guarded_log
 
 logger = guarded_log(__name__)
 
 _absent: dict[str, int] = {}  # what this process is without, for want of a private name of a framework -> 1
+
+
+class Removed(NamedTuple):
+    """How many bulk values were removed from files, the bytes of their events, and the highest of their steps
+    (-1 without any).
+    """
+
+    values: int = 0
+    nbytes: int = 0
+    step: int = -1
+
+    def plus(self, other: "Removed") -> "Removed":
+        """Both together."""
+        return Removed(self.values + other.values, self.nbytes + other.nbytes, max(self.step, other.step))
 
 
 @dataclass(slots=True)
@@ -18,7 +33,8 @@ class Health:
     it, a writer counts what it dropped, and not what it was given. `errors` counts refused values and failed
     writes per reason. `missing`: the first reason for which values are missing from the files; empty if none
     are. `waiting` counts values that were accepted and are not in the files yet: lineage that cannot be
-    published.
+    published. `removed`: bulk values that were written and, to keep no more than `keep_bytes`, removed; those
+    of writers before this one are included.
     """
 
     events: int = 0
@@ -30,6 +46,7 @@ class Health:
     errors: dict[str, int] = field(default_factory=dict)
     missing: str = ""
     waiting: dict[str, int] = field(default_factory=dict)
+    removed: Removed = field(default_factory=Removed)
 
     def drop(self, plugin: str, times: int = 1, reason: str = "") -> None:
         """Count values that were given and dropped."""
@@ -50,6 +67,7 @@ class Health:
             for key, count in dict(getattr(other, name)).items():
                 mine[key] = mine.get(key, 0) + count
             setattr(total, name, mine)
+        total.removed = self.removed.plus(other.removed)
         return total
 
 

@@ -303,12 +303,17 @@ class CollectorCallback(Callback):
             failures=self._failures,
             overhead=self.recorder.overhead,
             spent_s=self._step.spent_s,
-            of_run={**self._settings.labels, **({"define": self._defined} if self._defined else {})},
+            of_run=self._of_run(),
             past=past,
         )
         while self._early:
             self._failures.call("alerts", session.report_alert, *self._early.pop(0))
         return session
+
+    def _of_run(self) -> dict[str, object]:
+        """What is written into run.json, for all ranks and attempts."""
+        found = {"define": self._defined or None, "keep_bytes": self._settings.record.keep_bytes}
+        return {**self._settings.labels, **{name: one for name, one in found.items() if one is not None}}
 
     def _compare(self, session: Session, network: Any) -> None:
         """Record what distinguishes this rank from the others, where it should not differ."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.base.health import Health, Removed
 from distsummary.base.publish import ensure_directory, replacing, rights_in
 from distsummary.collect.background import Background
 from distsummary.collect.values.checked_values import OnlyExported
@@ -30,11 +32,23 @@ class Exports:
         directory: the directory of the event files.
         stamp: `<seconds>` since the epoch; if that directory exists, the next free number is used.
         files: the background thread that writes the files.
+        keep_bytes: so much of them stays, with those of earlier attempts; the oldest are removed, which
+            `health` counts. None: all.
     """
 
-    def __init__(self, directory: Path, stamp: int, files: Background) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        stamp: int,
+        files: Background,
+        keep_bytes: int | None = None,
+        health: Health | None = None,
+    ) -> None:
         self._directory, self._stamp, self._files = directory, stamp, files
+        self._keep_bytes, self._health = keep_bytes, Health() if health is None else health
         self._exported: Path | None = None
+        self._kept: deque[tuple[Path, int]] | None = None  # the files and their bytes, oldest first
+        self._kept_bytes = 0
 
     def export(self, step: int, values: list[Value]) -> None:
         """Queue the tensors among the values of a step for writing; raises like `Background.submit`."""
@@ -57,7 +71,26 @@ class Exports:
                 raise RunDirError(f"the directory {path} cannot be made: {reason(error)}") from error
             else:
                 self._exported = path
-        export_npy(self._exported, value.tag, step, np.asarray(value.data.result()))
+        path = export_npy(self._exported, value.tag, step, np.asarray(value.data.result()))
+        if self._keep_bytes is not None:
+            self._remove_old(path, self._keep_bytes)
+
+    def _remove_old(self, newest: Path, keep_bytes: int) -> None:
+        if self._kept is None:
+            found = [
+                (one, one.stat()) for one in self._directory.glob("export_*/tensor/*.npy") if one != newest
+            ]
+            found.sort(key=lambda one: one[1].st_mtime_ns)
+            self._kept = deque((path, status.st_size) for path, status in found)
+            self._kept_bytes = sum(size for _, size in self._kept)
+        self._kept.append((newest, newest.stat().st_size))
+        self._kept_bytes += self._kept[-1][1]
+        while len(self._kept) > 1 and self._kept_bytes > keep_bytes:
+            path, size = self._kept.popleft()
+            self._kept_bytes -= size
+            path.unlink(missing_ok=True)
+            step = int(path.stem.rpartition("_")[2])
+            self._health.removed = self._health.removed.plus(Removed(1, size, step))
 
 
 def write_values(writer: EventWriter, exports: Exports | None, step: int, values: list[Value]) -> None:

@@ -42,6 +42,7 @@ PATTERNS = ("histogram_regular", "gradient_regular", "tensor_regular")
 MAX_PATH = 4096  # bytes; the limits of Linux
 MAX_PATH_PART = 255
 MIN_ROTATE_BYTES = 4096
+MIN_KEEP_BYTES = 16 << 20  # files go by parts of it, and a batch, of 1 MiB, is in one file
 _RESERVED = ("tfevents", "summary.", "_lineage")  # viewers recognise event files by these words
 _AFFIX = re.compile(r"\w+[0-9a-zA-Z_.]*", re.ASCII)
 
@@ -299,15 +300,22 @@ def check_max_file_size(value: object, *, negative_is_unlimited: bool) -> int | 
     return check_int("max_file_size", most, low=0 if negative_is_unlimited else 1, optional=True)
 
 
-def check_limits(max_file_size: int | None, rotate_bytes: object, rotate_s: object) -> Limits:
-    """The Limits, with `rotate_bytes` (at least 4096) and `rotate_s` (above 0) checked."""
+def check_limits(
+    max_file_size: int | None, rotate_bytes: object, rotate_s: object, keep_bytes: object = None
+) -> Limits:
+    """The Limits, with `rotate_bytes` (>= 4096), `rotate_s` (> 0) and `keep_bytes` (>= 16 MiB) checked."""
     rotate_bytes = check_int("rotate_bytes", rotate_bytes, low=MIN_ROTATE_BYTES, optional=True)
     rotate_s = check_number("rotate_s", rotate_s, optional=True)
     if rotate_s is not None and not rotate_s > 0:
         raise InvalidValueError(f"rotate_s must be more than 0 seconds, got {rotate_s}")
-    if max_file_size is not None and (rotate_bytes is not None or rotate_s is not None):
+    keep_bytes = check_int("keep_bytes", keep_bytes, low=MIN_KEEP_BYTES, optional=True)
+    given = {"rotate_bytes": rotate_bytes, "rotate_s": rotate_s, "keep_bytes": keep_bytes}
+    if max_file_size is not None and any(limit is not None for limit in given.values()):
         raise InvalidValueError(
-            f"max_file_size={max_file_size} drops what does not fit into the file, but rotate_bytes="
-            f"{rotate_bytes}, rotate_s={rotate_s} begin a new file for it; give the first or the others"
+            f"max_file_size={max_file_size} drops what does not fit into the file, but "
+            f"{', '.join(f'{name}={limit}' for name, limit in given.items())} begin a new file for it; give "
+            "the first or the others"
         )
-    return Limits(max_file_size=max_file_size, rotate_bytes=rotate_bytes, rotate_s=rotate_s)
+    return Limits(
+        max_file_size=max_file_size, rotate_bytes=rotate_bytes, rotate_s=rotate_s, keep_bytes=keep_bytes
+    )

@@ -50,6 +50,10 @@ class Record:
             Ray, a rank's own process writes them. See docs/reliability.md.
         rotate_bytes, rotate_s: begin new event files before the current files would exceed `rotate_bytes`
             (>= 4096), or when they are `rotate_s` seconds old; None: never.
+        keep_bytes: a rank's event files, and those of the merged run, keep so many bytes of events with bulk
+            values (histograms, tensors, images, texts, audio, PR curves), and so do exported .npy files; the
+            oldest are removed, and `health()` and `status` say so. >= 16 MiB; None: all. Scalars, norms,
+            lineage, the graph and checkpoints stay. See docs/recording.md.
         delivery: "written": an acknowledged event survives the death of any process; "synced": within a
             second it also survives a power cut; "queued": events that the collector cannot take at once are
             dropped and counted.
@@ -79,6 +83,7 @@ class Record:
     collectors: str | None = None
     rotate_bytes: int | None = None
     rotate_s: float | None = None
+    keep_bytes: int | None = None
     delivery: str = WRITTEN
     overload: str = WAIT
     ship_bytes: int = SHIP_BYTES
@@ -100,9 +105,10 @@ class Record:
             if getattr(self, field) is not None:
                 check_formats(getattr(self, field), field)
         check_collectors(self.collectors)
-        limits = check_limits(None, self.rotate_bytes, self.rotate_s)
+        limits = check_limits(None, self.rotate_bytes, self.rotate_s, self.keep_bytes)
         object.__setattr__(self, "rotate_bytes", limits.rotate_bytes)
         object.__setattr__(self, "rotate_s", limits.rotate_s)
+        object.__setattr__(self, "keep_bytes", limits.keep_bytes)
         check_choice("delivery", self.delivery, DELIVERIES)
         check_choice("overload", self.overload, (WAIT, DROP))
 
@@ -113,7 +119,7 @@ def writer_spec(
     """How `record` has values written; directory, run id, attempt and rank come later."""
     return WriterSpec(
         directory="",
-        limits=check_limits(max_file_size, record.rotate_bytes, record.rotate_s),
+        limits=check_limits(max_file_size, record.rotate_bytes, record.rotate_s, record.keep_bytes),
         delivery=record.delivery,
         overload=record.overload,
         compatibility=compatibility,

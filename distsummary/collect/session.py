@@ -179,8 +179,10 @@ class Session:
         self._alerts: Alerts | SentAlerts = (
             SentAlerts(coordinator) if run_dir.is_away else Alerts(run_dir)  # type: ignore[arg-type]
         )
-        exports = settings.record.export_npy
-        self._exports = Exports(rank_dir, int(time.time()), self._files) if exports else None
+        self._exports: Exports | None = None
+        if settings.record.export_npy:
+            keep_bytes = settings.record.keep_bytes
+            self._exports = Exports(rank_dir, int(time.time()), self._files, keep_bytes, failures.health)
         self.checkpoints: CheckpointKeeper | None = None
         self._monitor: SystemMonitor | None = None
         self._pulse: Pulse | None = None

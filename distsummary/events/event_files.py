@@ -5,10 +5,11 @@ import errno
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsummary.base.failures import error_line
 from distsummary.base.guard import Guard
+from distsummary.base.health import Removed
 from distsummary.base.publish import ensure_directory, remove_leftovers
 from distsummary.events.files import Files
 from distsummary.events.rank_stream import files_of_attempt
@@ -19,6 +20,9 @@ from distsummary.events.spec import WriterSpec
 from distsummary.format import mindspore_format, tensorboard_format
 from distsummary.format.frames import Framed, frame
 from distsummary.format.records import MINDSPORE, SYNCED, TENSORBOARD, EventIds
+
+if TYPE_CHECKING:
+    from distsummary.events.retention import Retention
 
 INTERVAL_S = 1.0
 GROUP_BYTES = 8 << 20
@@ -72,6 +76,8 @@ class EventFiles:
     ) -> None:
         self._spec, self._files, self._fail, self._lose = spec, files, fail, lose
         self._directory, self._rotates = Path(spec.directory), spec.limits.rotates
+        self._retention: Retention | None = None
+        self._bulk: Set[int] = frozenset()  # the seqs of events with bulk values that are being appended
         self.ids = EventIds(run_id=spec.run_id, attempt=spec.attempt, seq=0)
         self.name = SegmentName(
             prefix=spec.prefix,
@@ -107,16 +113,33 @@ class EventFiles:
         self.paths = {
             dialect: self._directory / self.name.file_name(dialect, stamp) for dialect in self._spec.formats
         }
+        if spec.limits.keep_bytes is not None:
+            self.keep(spec.limits.keep_bytes)
+
+    def keep(self, keep_bytes: int) -> None:
+        """From now on, keep so many bytes of bulk values."""
+        # Imported here, as few runs need it.
+        from distsummary.events.retention import Retention
+
+        self._retention, self._rotates = Retention(self._spec, keep_bytes, self._files, self._fail), True
+
+    @property
+    def removed(self) -> Removed:
+        """What was removed from the files to keep no more than that."""
+        return Removed() if self._retention is None else self._retention.removed
 
     def _last_seq_in_files(self, dialect: str) -> int:
         return read_last_seq(self._directory, dialect, self.ids.run_id, self._spec.attempt)
 
-    def append(self, framed: Mapping[str, Sequence[Framed]], first_step: int) -> Appended:
+    def append(
+        self, framed: Mapping[str, Sequence[Framed]], first_step: int, bulk: Set[int] = frozenset()
+    ) -> Appended:
         """Append to each file, in one write, the frames that it does not have; a failed write is undone.
 
         Args:
             framed: for each dialect its frames, in the order of seq.
             first_step: from this step on, TensorBoard shows this attempt instead of earlier ones.
+            bulk: the seqs of events with bulk values that may be removed later.
         """
         nbytes, refused_from = 0, {}
         now = self._files.now()
@@ -124,9 +147,15 @@ class EventFiles:
         for dialect, segment in self._segments.items() if self._rotates else ():
             incoming = sum([frames.nbytes for frames in framed[dialect]])
             is_due = self._spec.limits.is_due(segment.length, now - segment.opened, incoming)
+            is_due |= self._retention is not None and self._retention.is_due([*self.paths.values()])
             if is_due and not segment.is_empty and abs(now - self._tried_at) > TRY_AGAIN_S:
                 self._rotate(first_step, now)
                 break
+        self._bulk = bulk
+        if self._retention is not None and bulk:
+            incoming = sum(self._bulk_bytes(frames) for frames in framed.values())
+            open_now = [one.path for one in (*self._segments.values(), *self._doubtful)]
+            self._retention.make_room(incoming, open_now)
         for dialect in self._spec.formats:
             new = self._missing(dialect, framed[dialect])
             if not new:
@@ -193,7 +222,13 @@ class EventFiles:
                 if not self._segments[dialect].is_empty:
                     self._retire(self._begin(first_step))
                 self._extend(dialect, part, first_step)
+        else:
+            if self._retention is not None and (nbytes := self._bulk_bytes(frames)):
+                self._retention.wrote(segment.path, nbytes)
         self.last_seq[dialect] = frames[-1].last_seq
+
+    def _bulk_bytes(self, framed: Sequence[Framed]) -> int:
+        return sum([frames.nbytes for frames in framed if frames.first_seq in self._bulk])
 
     def _rotate(self, first_step: int, now: float) -> None:
         """Begin new files of all dialects, which share a stamp; if none can be made, keep to the old ones."""

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from distsummary.events.deduplicate import Seen
 from distsummary.events.reader import Damage, Piece, read_pieces_of
 from distsummary.events.scalar_columns import ScalarColumns
-from distsummary.events.segments import dialect_of, segments
+from distsummary.events.segments import dialect_of, is_shortened, segments
 from distsummary.format import tensorboard_format
 from distsummary.format.frames import read_frames
 from distsummary.format.records import MINDSPORE, TENSORBOARD
@@ -70,7 +70,8 @@ class RankStream:
 
     An attempt is read from its MindSpore files or, if it has none, from its TensorBoard files; files of other
     programs in TensorBoard's dialect only if there are no others. An event that was written twice counts
-    once. An incomplete event at the end of a file is left for the next `read`.
+    once. An incomplete event at the end of a file is left for the next `read`. A file from which bulk values
+    were removed is read again from its beginning.
 
     Args:
         directory: where the files are; it may appear later.
@@ -100,6 +101,7 @@ class RankStream:
         self._files: list[Path] = []
         self._ends: dict[Path, int] = {}  # file -> up to where it has been read
         self._sizes: dict[Path, int] = {}  # file -> its size when its end was reached
+        self._inodes: dict[Path, int] = {}
         self._newest: Path | None = None  # the files before this one have been read to their ends
         self._changed_ns, self._changed_s = -1, 0.0  # the directory's time of change, and when it was noticed
 
@@ -153,7 +155,14 @@ class RankStream:
         for file in (files := self._growing()):
             # The file may have been removed since it was listed.
             with suppress(FileNotFoundError):
-                size, start = file.stat().st_size, self._ends.get(file, 0)
+                found = file.stat()
+                if self._inodes.setdefault(file, found.st_ino) != found.st_ino:
+                    self._inodes[file] = found.st_ino
+                    # What was read of it is in `_seen`, but its damage is where it was no more.
+                    if is_shortened(file):
+                        self._ends[file] = self._sizes[file] = 0
+                        self.damage[:] = [one for one in self.damage if one.file != file]
+                size, start = found.st_size, self._ends.get(file, 0)
                 # Nothing was added since: an incomplete event at its end is still incomplete.
                 if size <= max(start, self._sizes.get(file, 0)):
                     continue

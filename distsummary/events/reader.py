@@ -202,8 +202,9 @@ def decode_frame(frame: Frame, dialect: str, file: Path) -> tuple[EventIds, Even
     return _decode(frame, dialect, file)
 
 
-def values_in(file: Path, start: int, end: int) -> list[Value]:
-    """The values of the event whose frame is the bytes `start` to `end` of a file; none if no frame is there.
+def values_in(file: Path, start: int, end: int, step: int) -> list[Value]:
+    """The values of the event of a step whose frame is the bytes `start` to `end` of a file; none if another
+    event, or no frame, is there: the file has been replaced.
 
     Raises DamagedFileError or OSError.
     """
@@ -211,7 +212,8 @@ def values_in(file: Path, start: int, end: int) -> list[Value]:
         opened.seek(start)
         frame = next(read_frames(BytesIO(opened.read(end - start))), None)
     decoded = None if frame is None else decode_frame(frame, dialect_of(file), file)
-    return decoded[1].values if decoded else []
+    is_same = frame is not None and frame.end == end - start and decoded and decoded[1].step == step
+    return decoded[1].values if decoded and is_same else []
 
 
 def _decode(frame: Frame, dialect: str, file: Path, bulk: bool = True) -> tuple[EventIds, Event] | None:

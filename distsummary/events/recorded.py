@@ -20,7 +20,7 @@ from distsummary.events.index import (
 )
 from distsummary.events.rank_stream import RankStream, session_start
 from distsummary.events.reader import Damage, read_file, values_in
-from distsummary.events.segments import LEAST_BYTES, dialect_of
+from distsummary.events.segments import LEAST_BYTES, dialect_of, is_shortened
 from distsummary.format.frames import whole_length
 from distsummary.format.records import TENSORBOARD, Shard, Value
 
@@ -57,9 +57,13 @@ class EventPlace(NamedTuple):
     def read(self) -> Value:
         """The value; raises MissingFileError, or DamagedFileError if the file has changed since."""
         try:
-            values = values_in(self.file, self.offset, self.end)
+            values = values_in(self.file, self.offset, self.end, self.step)
         except FileNotFoundError as error:
             raise MissingFileError(f"{self.file} was removed while it was read") from error
+        except DamagedFileError:
+            if not is_shortened(self.file):
+                raise
+            values = []
         found = [value for value in values if (value.plugin, value.tag) == (self.plugin, self.tag)]
         if not found:
             raise DamagedFileError(

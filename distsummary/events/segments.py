@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 
@@ -52,6 +53,16 @@ def stamp_of(name: str) -> int | None:
     patterns = (_TENSORBOARD_NAME, _MINDSPORE_NAME, _HIDDEN_LINEAGE_NAME)
     match = next(filter(None, (pattern.search(name) for pattern in patterns)), None)
     return int(match["stamp"]) if match else None
+
+
+def is_shortened(path: Path, file: BinaryIO | None = None) -> bool:
+    """Whether bulk values were removed from an event file, so that it is another one than before; it does not
+    grow any more. `file`: the same, if it is open. Raises OSError.
+    """
+    # Imported here, as few runs need it.
+    from distsummary.format.removals import removed_from
+
+    return removed_from(file or path, dialect_of(path)).values > 0
 
 
 def source_of(name: str) -> str | None:

@@ -18,17 +18,18 @@ class Limits:
 
     `max_file_size` (bytes) is MindSpore's option: after the first event that does not fit, the file accepts
     no more events. With `rotate_bytes` and `rotate_s` (seconds), the writer instead begins new files before
-    it writes a batch that would exceed these limits.
+    it writes a batch that would exceed these limits. Of bulk values, the newest `keep_bytes` stay.
     """
 
     max_file_size: int | None = None
     rotate_bytes: int | None = None
     rotate_s: float | None = None
+    keep_bytes: int | None = None
 
     @property
     def rotates(self) -> bool:
         """Whether new files may become due at all."""
-        return self.rotate_bytes is not None or self.rotate_s is not None
+        return any(limit is not None for limit in (self.rotate_bytes, self.rotate_s, self.keep_bytes))
 
     def is_due(self, length: int, age_s: float, incoming: int) -> bool:
         """Whether new files must begin before `incoming` bytes are written."""

@@ -122,6 +122,11 @@ class RankWriter:
         self._lineage: list[Value] = []  # not published yet
         self._event_files = EventFiles(spec, self._files, self._failures.count, self._lose)
         self._health.last_seq = max(self._event_files.last_seq.values(), default=0)
+        self._health.removed = self._event_files.removed
+
+    def keep(self, keep_bytes: int) -> None:
+        """From now on, bound the bulk values in the files, see `retention.Retention`."""
+        self._event_files.keep(keep_bytes)
 
     @property
     def last_seq(self) -> int:
@@ -152,7 +157,7 @@ class RankWriter:
         encoded = self._encoder.encode(batch.first_seq, events)
         before = dict(self._event_files.last_seq)
         try:
-            appended = self._event_files.append(encoded.framed, batch.first_step)
+            appended = self._event_files.append(encoded.framed, batch.first_step, encoded.bulk)
         except OSError:
             if spared and self._event_files.last_seq != before:
                 # One file took the batch without them; when the batch comes again, that has to be known.
@@ -168,6 +173,7 @@ class RankWriter:
         self._publish_lineage()
 
         health = self._health
+        health.removed = self._event_files.removed
         health.bytes += appended.nbytes
         last_seq = batch.last_seq
         if last_seq <= health.last_seq:

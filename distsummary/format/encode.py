@@ -41,6 +41,7 @@ from distsummary.format.records import (
     Landscape,
     Scalars,
     Value,
+    is_removable,
 )
 from distsummary.format.scalar_encoder import ScalarEncoder
 from distsummary.format.scalar_rows import events_of
@@ -268,12 +269,14 @@ def finish_value(value: Value, *, compatibility: Compatibility = OURS) -> Value:
 class Encoded:
     """The frames of some events in each format, in order; events that a format cannot show have none in it.
 
-    Lineage has no frames here: it is written as a whole to a file of its own.
+    Lineage has no frames here: it is written as a whole to a file of its own. `bulk`: the seqs of the events
+    with bulk values that may be removed later.
     """
 
     framed: dict[str, list[Framed]]
     lineage: list[Value] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
+    bulk: set[int] = field(default_factory=set)
 
 
 class EventEncoder:
@@ -319,6 +322,8 @@ class EventEncoder:
         ids = EventIds(self._run_id, self._attempt, seq)
         payloads, refused = event_parts(event, ids, self._formats, compatibility=self._compatibility)
         encoded.refused.extend(refused)
+        if any(map(is_removable, event.values)):
+            encoded.bulk.add(seq)
         for dialect, payload in payloads.items():
             if payload is not None:
                 parts = frame_parts(payload)

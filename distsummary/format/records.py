@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from distsummary.format.own_tags import is_own
+
 NORMS = "norms"  # of every parameter at a step, see `format/norms.py`; not for users
 SUMMARY_PLUGINS = ("scalar", "tensor", "histogram", "image", "landscape", "text", "audio", "pr_curve", NORMS)
 LINEAGE_PLUGINS = ("dataset_graph", "train_lineage", "eval_lineage", "custom_lineage_data")
@@ -39,6 +41,7 @@ CURVE_ROWS = (
     "true_positives", "false_positives", "true_negatives", "false_negatives", "precision", "recall",
 )  # fmt: skip
 BULK_PLUGINS = frozenset(("tensor", "histogram", "image", "graph", "landscape", "text", "audio", "pr_curve"))
+REMOVABLE_PLUGINS = BULK_PLUGINS - {"graph", "landscape"}  # of which old values may make room for new ones
 SIZED_PLUGINS = BULK_PLUGINS | {NORMS, TENSORBOARD_EVENT}  # whose data take more memory than a number
 
 Array: TypeAlias = NDArray[Any]
@@ -140,6 +143,11 @@ class Value(NamedTuple):
 def is_part(value: Value) -> bool:
     """Whether a value is a rank's part of a whole, which a merge puts together from all ranks."""
     return value.shard is not None or value.plugin == NORMS
+
+
+def is_removable(value: Value) -> bool:
+    """Whether `keep_bytes` may remove a value; not a text of our own, of which there are few."""
+    return value.plugin in REMOVABLE_PLUGINS and not (value.plugin == "text" and is_own(value.tag))
 
 
 class Event(NamedTuple):

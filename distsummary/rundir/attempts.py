@@ -38,7 +38,7 @@ _STRONGER = {  # state of a run -> the states that it does not replace
     "finished": ("failed", "interrupted", "finished"),
     "lost": ("failed", "interrupted", "finished", "lost"),
 }
-OF_RUN = ("name", "group", "tags", "notes", "define")  # fields of a note that belong to the run
+OF_RUN = ("name", "group", "tags", "notes", "define", "keep_bytes")  # fields of a note that belong to the run
 Key: TypeAlias = tuple[str, int]  # role and attempt
 Liveness = Callable[[Mapping[str, Any]], bool | None]
 

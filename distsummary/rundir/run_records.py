@@ -136,6 +136,7 @@ class RunRecord(TypedDict):
     tags: NotRequired[list[str]]
     notes: NotRequired[str]
     define: NotRequired[dict[str, DefinitionRecord]]
+    keep_bytes: NotRequired[Whole | None]
     key_tags: NotRequired[list[str]]
     aggregator: NotRequired[AggregatorRecord]
     merged: NotRequired[dict[str, Any]]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsummary.base.columns import quoted
+from distsummary.base.health import Removed
 from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.alerts import as_reported, is_finding, open_findings, read_reports, worst_level
 from distsummary.diagnosis.ends import unreported_end
@@ -42,6 +43,7 @@ class Status:
     `loss`: the newest one in the merged run or, before it is merged, in the files of rank 0.
     `unread`: why what was reported of the run is not all there; empty if it is.
     `unmerged`: ranks that have recorded more than the merged run has of them -> their last merged step.
+    `removed`: the bulk values that `keep_bytes` has removed from the files of the ranks and the merged run.
     `kept`: see `RunDir.kept`.
     """
 
@@ -54,6 +56,7 @@ class Status:
     loss: float | None = None
     unread: str = ""
     unmerged: Mapping[int, int] = field(default_factory=dict)
+    removed: Removed = field(default_factory=Removed)
     kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
@@ -126,7 +129,7 @@ def read_status(
         now: seconds since the epoch; None: by the clock of the run's file system.
         manifest: what run.json says; None: it is read.
         reads_events: look into event files, too, which takes ten times as long; without, `merged`, `loss`
-            and `unmerged` stay empty, and the steps of ranks are those of their last heartbeats.
+            `unmerged` and `removed` stay empty, and the steps of ranks are those of their last heartbeats.
 
     Raises:
         MissingFileError: it is no run; the message says what it is.
@@ -162,7 +165,21 @@ def read_status(
         unread=unread,
         kept=run_dir.kept(),
         unmerged=unmerged,
+        removed=removed_values(run_dir) if reads_events else Removed(),
     )
+
+
+def removed_values(run_dir: RunDir) -> Removed:
+    """See `Status.removed`; raises what `RunDir.read_manifest` raises."""
+    total = Removed()
+    if run_dir.read_manifest().get("keep_bytes") is not None:
+        # Imported here, as it loads NumPy, which a running rank does not need.
+        from distsummary.events.retention import removed_in
+
+        of_ranks = (path for role in ("train", "eval") for path in run_dir.rank_dirs(role).values())
+        for directory in (run_dir.base, run_dir.base / "eval", *of_ranks):
+            total = total.plus(removed_in(directory))
+    return total
 
 
 def _loss(run_dir: RunDir, newest: AttemptState | None) -> float | None:

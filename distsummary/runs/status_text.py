@@ -22,6 +22,7 @@ from distsummary.base.columns import (
     quoted,
     short_ranges,
 )
+from distsummary.base.health import Removed
 from distsummary.base.terminal import duration
 from distsummary.diagnosis.sentence import LEAST_S, finding, seconds, sentence, weight
 from distsummary.diagnosis.verdict import DROPPED, ERROR, FAILED, HANG, LOST, MESSAGE, SLOW, STOPPED, Verdict
@@ -124,6 +125,7 @@ def as_json(status: Status) -> dict[str, Any]:
         "merged_step": status.merged_step,
         "merged_ranks": status.merged.ranks if status.merged else None,
         "stuck": [verdict.as_json() for verdict in status.stuck],
+        "removed": status.removed._asdict(),
         "now": status.now,
         "newest": newest,
         "attempts": attempts,
@@ -153,9 +155,18 @@ def hints(status: Status) -> list[str]:
     for host, kept in status.kept.items():
         files = f"{numbered(len(kept), 'large file')} {'stays' if len(kept) == 1 else 'stay'}"
         said.append(f"{files} on host {printable(host)} (see ds.Record(ship_bytes=)): {printable(kept[0])}")
+    if status.removed.values:
+        said.append(removed_text(status.removed))
     if states.is_over(newest) and _is_unmerged(status, newest):
         said.append(f"The ranks are not merged to their ends: distsummary merge {path}")
     return [*said, f"next: {_next(status, newest, path)}"]
+
+
+def removed_text(removed: Removed) -> str:
+    """What `keep_bytes` has removed, in a sentence."""
+    values = f"{numbered(removed.values, 'bulk value')} up to step {removed.step:,}"
+    was = "was" if removed.values == 1 else "were"
+    return f"{values} ({removed.nbytes / 1e6:.1f} MB) {was} removed, as ds.Record(keep_bytes=) asks."
 
 
 def _next(status: Status, newest: AttemptState, path: str) -> str:

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from distsummary.base.checked_json import parse_json
 from distsummary.base.publish import ensure_directory, open_own, temporary_name
 from distsummary.errors import DistSummaryError, RunDirError
+from distsummary.events.segments import is_shortened
 from distsummary.rundir.rank_manifest import encoded, read_entries
 from distsummary.rundir.run_dir import RANK_MANIFEST, Manifest, RunDir
 from distsummary.rundir.run_records import RankRecord
@@ -202,6 +203,10 @@ class DirectoryHome:
             ensure_directory(path.parent)
             self._paths[change.name] = path
         if change.kind == GROW:
+            with suppress(FileNotFoundError):
+                if is_shortened(path):
+                    # The message was under way when the file was replaced.
+                    return True
             self._open[change.name] = self._locked(path, change.mode)
             return self._put(self._open[change.name], change)
         is_whole = change.kind == WHOLE and change.at == 0
@@ -220,6 +225,8 @@ class DirectoryHome:
         finally:
             os.close(place)
         if change.kind == WHOLE:
+            # An event file may be replaced as well, see `events.retention`.
+            self._release(change.name)
             self._show(part, path, is_kept=is_whole and is_small(change.name))
         return True
 

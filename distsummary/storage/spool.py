@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from distsummary.base.checked_json import parse_json
 from distsummary.errors import DistSummaryError
+from distsummary.events.segments import is_shortened
 from distsummary.rundir.attempts import ENDED
 from distsummary.rundir.run_dir import MANIFEST, RANK_MANIFEST, SHIP_BYTES, RunDir
 from distsummary.rundir.run_records import RankRecord
@@ -47,7 +48,7 @@ class Sent(NamedTuple):
 
 
 def grows(name: str) -> bool:
-    """Whether a file is one that only grows, by its name: an event file."""
+    """Whether a file is an event file, by its name: it grows while it is the newest of its writer."""
     return _EVENTS.search(os.path.basename(name)) is not None
 
 
@@ -89,7 +90,9 @@ class Spool:
         for name, length in lengths.items():
             with suppress(OSError):
                 found = os.stat(self.base / name)
-                # A ship that was killed has sent these bytes.
+                # A ship that was killed has sent these bytes, or those of the file that this one replaced.
+                if is_shortened(self.base / name):
+                    continue
                 self._sent.setdefault(name, Sent(found.st_ino, -1, 0, min(length, found.st_size)))
 
     def again(self, names: list[str]) -> None:
@@ -125,6 +128,7 @@ class Spool:
         for name, state in sent.items():
             if state is None:
                 self._sent.pop(name, None)
+                self._bulk.pop(name, None)
             else:
                 self._sent[name] = state
 
@@ -155,7 +159,7 @@ class Spool:
             state = (now.st_ino, now.st_size, now.st_mtime_ns)
             if old == Sent(*state, now.st_size):
                 return
-            is_event = grows(name)
+            is_event = grows(name) and not is_shortened(self.base / name, file)
             # A file that was replaced is another one; one that grows stays the same, unless it is shorter.
             is_same = old is not None and (
                 old.inode == now.st_ino and old.to <= now.st_size if is_event else old[:3] == state

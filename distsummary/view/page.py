@@ -32,6 +32,8 @@ from distsummary.runs.facts import facts
 from distsummary.runs.rank_files import MERGED, MERGED_RANK
 from distsummary.runs.recorded_run import RecordedRun, definitions_of, findings
 from distsummary.runs.show import interest, is_loss
+from distsummary.runs.status import removed_values
+from distsummary.runs.status_text import removed_text
 from distsummary.runs.table import Matrix
 from distsummary.view.anatomy import Anatomy, phase_tags
 from distsummary.view.answer import Numbers, answer
@@ -408,7 +410,18 @@ def _overview(
         "verdicts": verdicts,
         "conflicts": _conflicts(run),
         "problems": list(run.problems),
+        "removed": _removed(run),
     }
+
+
+def _removed(run: RecordedRun) -> str:
+    """Which bulk values are not there any more; empty if all are."""
+    try:
+        found = removed_values(RunDir(run.path))
+    except (DistSummaryError, OSError):
+        # The problems of the run name this error.
+        return ""
+    return removed_text(found) if found.values else ""
 
 
 def _conflicts(run: RecordedRun) -> list[dict[str, Any]]:

@@ -367,4 +367,6 @@ def _added(past: Health, current: Health) -> Health:
     total = current.plus(past)
     total.events += past.events
     total.bytes += past.bytes
+    # A writer counts what those before it removed.
+    total.removed = max(past.removed, current.removed)
     return total

@@ -16,7 +16,7 @@ from distsummary.format.pb import mindspore_anf_ir_pb2 as distsummary_dot_format
 from distsummary.format.pb import norms_pb2 as distsummary_dot_format_dot_pb_dot_norms__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-distsummary/format/pb/mindspore_summary.proto\x12\x1f\x64istsummary.format.pb.mindspore\x1a,distsummary/format/pb/mindspore_anf_ir.proto\x1a!distsummary/format/pb/norms.proto\"\xb0\x02\n\x05\x45vent\x12\x11\n\twall_time\x18\x01 \x02(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\x07version\x18\x03 \x01(\tH\x00\x12@\n\tgraph_def\x18\x04 \x01(\x0b\x32+.distsummary.format.pb.mindspore.GraphProtoH\x00\x12;\n\x07summary\x18\x05 \x01(\x0b\x32(.distsummary.format.pb.mindspore.SummaryH\x00\x12;\n\x07\x65xplain\x18\x06 \x01(\x0b\x32(.distsummary.format.pb.mindspore.ExplainH\x00\x12\x0f\n\x06run_id\x18\xe8\x07 \x01(\x06\x12\x10\n\x07\x61ttempt\x18\xe9\x07 \x01(\r\x12\x0c\n\x03seq\x18\xea\x07 \x01(\x04\x42\x06\n\x04what\"\xa3\x05\n\rLossLandscape\x12G\n\tlandscape\x18\x01 \x01(\x0b\x32\x34.distsummary.format.pb.mindspore.LossLandscape.Point\x12J\n\tloss_path\x18\x02 \x01(\x0b\x32\x37.distsummary.format.pb.mindspore.LossLandscape.LossPath\x12I\n\x08metadata\x18\x03 \x01(\x0b\x32\x37.distsummary.format.pb.mindspore.LossLandscape.Metadata\x12O\n\x11\x63onvergence_point\x18\x04 \x01(\x0b\x32\x34.distsummary.format.pb.mindspore.LossLandscape.Point\x1a\xb2\x01\n\x05Point\x12\x37\n\x01x\x18\x01 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProto\x12\x37\n\x01y\x18\x02 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProto\x12\x37\n\x01z\x18\x03 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProto\x1a\x63\n\x08LossPath\x12\x11\n\tintervals\x18\x01 \x03(\x05\x12\x44\n\x06points\x18\x02 \x01(\x0b\x32\x34.distsummary.format.pb.mindspore.LossLandscape.Point\x1aG\n\x08Metadata\x12\x15\n\rdecomposition\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x16\n\x0estep_per_epoch\x18\x03 \x01(\x05\"\x9b\x08\n\x07Summary\x12=\n\x05value\x18\x01 \x03(\x0b\x32..distsummary.format.pb.mindspore.Summary.Value\x1aQ\n\x05Image\x12\x0e\n\x06height\x18\x01 \x02(\x05\x12\r\n\x05width\x18\x02 \x02(\x05\x12\x12\n\ncolorspace\x18\x03 \x02(\x05\x12\x15\n\rencoded_image\x18\x04 \x02(\x0c\x1a\xb5\x02\n\tHistogram\x12J\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x39.distsummary.format.pb.mindspore.Summary.Histogram.bucket\x12\x11\n\tnan_count\x18\x02 \x01(\x03\x12\x15\n\rpos_inf_count\x18\x03 \x01(\x03\x12\x15\n\rneg_inf_count\x18\x04 \x01(\x03\x12\x0b\n\x03max\x18\x05 \x01(\x01\x12\x0b\n\x03min\x18\x06 \x01(\x01\x12\x0b\n\x03sum\x18\x07 \x01(\x01\x12\r\n\x05\x63ount\x18\x08 \x01(\x03\x12\x14\n\x0b\x66irst_fixed\x18\xe8\x07 \x01(\x05\x12\x19\n\x0c\x66ixed_counts\x18\xe9\x07 \x03(\x03\x42\x02\x10\x01\x1a\x34\n\x06\x62ucket\x12\x0c\n\x04left\x18\x01 \x02(\x01\x12\r\n\x05width\x18\x02 \x02(\x01\x12\r\n\x05\x63ount\x18\x03 \x02(\x03\x1a\xc5\x04\n\x05Value\x12\x0b\n\x03tag\x18\x01 \x02(\t\x12\x16\n\x0cscalar_value\x18\x03 \x01(\x02H\x00\x12?\n\x05image\x18\x04 \x01(\x0b\x32..distsummary.format.pb.mindspore.Summary.ImageH\x00\x12>\n\x06tensor\x18\x08 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProtoH\x00\x12G\n\thistogram\x18\t \x01(\x0b\x32\x32.distsummary.format.pb.mindspore.Summary.HistogramH\x00\x12H\n\x0eloss_landscape\x18\n \x01(\x0b\x32..distsummary.format.pb.mindspore.LossLandscapeH\x00\x12\x0f\n\x04text\x18\xe9\x07 \x01(\tH\x00\x12\x38\n\x05\x61udio\x18\xea\x07 \x01(\x0b\x32&.distsummary.format.pb.mindspore.AudioH\x00\x12\x41\n\x08pr_curve\x18\xeb\x07 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProtoH\x00\x12\x34\n\x05norms\x18\xec\x07 \x01(\x0b\x32\".distsummary.format.pb.norms.NormsH\x00\x12\x36\n\x05shard\x18\xe8\x07 \x01(\x0b\x32&.distsummary.format.pb.mindspore.ShardB\x07\n\x05value\"\xe3\x08\n\x07\x45xplain\x12\x11\n\tsample_id\x18\x01 \x01(\x05\x12\x12\n\nimage_path\x18\x02 \x01(\t\x12\x1a\n\x12ground_truth_label\x18\x03 \x03(\x05\x12\x45\n\tinference\x18\x04 \x01(\x0b\x32\x32.distsummary.format.pb.mindspore.Explain.Inference\x12I\n\x0b\x65xplanation\x18\x05 \x03(\x0b\x32\x34.distsummary.format.pb.mindspore.Explain.Explanation\x12\x45\n\tbenchmark\x18\x06 \x03(\x0b\x32\x32.distsummary.format.pb.mindspore.Explain.Benchmark\x12\x43\n\x08metadata\x18\x07 \x01(\x0b\x32\x31.distsummary.format.pb.mindspore.Explain.Metadata\x12\x0e\n\x06status\x18\x08 \x01(\t\x12\x39\n\x03hoc\x18\t \x03(\x0b\x32,.distsummary.format.pb.mindspore.Explain.Hoc\x1a\x9c\x02\n\tInference\x12\x19\n\x11ground_truth_prob\x18\x01 \x03(\x02\x12\x17\n\x0fpredicted_label\x18\x02 \x03(\x05\x12\x16\n\x0epredicted_prob\x18\x03 \x03(\x02\x12\x1c\n\x14ground_truth_prob_sd\x18\x04 \x03(\x02\x12#\n\x1bground_truth_prob_itl95_low\x18\x05 \x03(\x02\x12\"\n\x1aground_truth_prob_itl95_hi\x18\x06 \x03(\x02\x12\x19\n\x11predicted_prob_sd\x18\x07 \x03(\x02\x12 \n\x18predicted_prob_itl95_low\x18\x08 \x03(\x02\x12\x1f\n\x17predicted_prob_itl95_hi\x18\t \x03(\x02\x1aJ\n\x0b\x45xplanation\x12\x16\n\x0e\x65xplain_method\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\x05\x12\x14\n\x0cheatmap_path\x18\x03 \x01(\t\x1ag\n\tBenchmark\x12\x18\n\x10\x62\x65nchmark_method\x18\x01 \x01(\t\x12\x16\n\x0e\x65xplain_method\x18\x02 \x01(\t\x12\x13\n\x0btotal_score\x18\x03 \x01(\x02\x12\x13\n\x0blabel_score\x18\x04 \x03(\x02\x1aK\n\x08Metadata\x12\r\n\x05label\x18\x01 \x03(\t\x12\x16\n\x0e\x65xplain_method\x18\x02 \x03(\t\x12\x18\n\x10\x62\x65nchmark_method\x18\x03 \x03(\t\x1a%\n\x08HocLayer\x12\x0c\n\x04prob\x18\x01 \x01(\x02\x12\x0b\n\x03\x62ox\x18\x02 \x03(\x05\x1a\x64\n\x03Hoc\x12\r\n\x05label\x18\x01 \x01(\x05\x12\x0c\n\x04mask\x18\x02 \x01(\t\x12@\n\x05layer\x18\x03 \x03(\x0b\x32\x31.distsummary.format.pb.mindspore.Explain.HocLayer\"-\n\x05Shard\x12\x14\n\x0cglobal_shape\x18\x01 \x03(\x03\x12\x0e\n\x06offset\x18\x02 \x03(\x03\"}\n\x05\x41udio\x12\x13\n\x0bsample_rate\x18\x01 \x01(\x02\x12\x14\n\x0cnum_channels\x18\x02 \x01(\x03\x12\x15\n\rlength_frames\x18\x03 \x01(\x03\x12\x1c\n\x14\x65ncoded_audio_string\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x05 \x01(\t')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-distsummary/format/pb/mindspore_summary.proto\x12\x1f\x64istsummary.format.pb.mindspore\x1a,distsummary/format/pb/mindspore_anf_ir.proto\x1a!distsummary/format/pb/norms.proto\"\xf8\x02\n\x05\x45vent\x12\x11\n\twall_time\x18\x01 \x02(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x11\n\x07version\x18\x03 \x01(\tH\x00\x12@\n\tgraph_def\x18\x04 \x01(\x0b\x32+.distsummary.format.pb.mindspore.GraphProtoH\x00\x12;\n\x07summary\x18\x05 \x01(\x0b\x32(.distsummary.format.pb.mindspore.SummaryH\x00\x12;\n\x07\x65xplain\x18\x06 \x01(\x0b\x32(.distsummary.format.pb.mindspore.ExplainH\x00\x12\x0f\n\x06run_id\x18\xe8\x07 \x01(\x06\x12\x10\n\x07\x61ttempt\x18\xe9\x07 \x01(\r\x12\x0c\n\x03seq\x18\xea\x07 \x01(\x04\x12\x17\n\x0eremoved_values\x18\xeb\x07 \x01(\x04\x12\x16\n\rremoved_bytes\x18\xec\x07 \x01(\x04\x12\x15\n\x0cremoved_step\x18\xed\x07 \x01(\x03\x42\x06\n\x04what\"\xa3\x05\n\rLossLandscape\x12G\n\tlandscape\x18\x01 \x01(\x0b\x32\x34.distsummary.format.pb.mindspore.LossLandscape.Point\x12J\n\tloss_path\x18\x02 \x01(\x0b\x32\x37.distsummary.format.pb.mindspore.LossLandscape.LossPath\x12I\n\x08metadata\x18\x03 \x01(\x0b\x32\x37.distsummary.format.pb.mindspore.LossLandscape.Metadata\x12O\n\x11\x63onvergence_point\x18\x04 \x01(\x0b\x32\x34.distsummary.format.pb.mindspore.LossLandscape.Point\x1a\xb2\x01\n\x05Point\x12\x37\n\x01x\x18\x01 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProto\x12\x37\n\x01y\x18\x02 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProto\x12\x37\n\x01z\x18\x03 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProto\x1a\x63\n\x08LossPath\x12\x11\n\tintervals\x18\x01 \x03(\x05\x12\x44\n\x06points\x18\x02 \x01(\x0b\x32\x34.distsummary.format.pb.mindspore.LossLandscape.Point\x1aG\n\x08Metadata\x12\x15\n\rdecomposition\x18\x01 \x01(\t\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x16\n\x0estep_per_epoch\x18\x03 \x01(\x05\"\x9b\x08\n\x07Summary\x12=\n\x05value\x18\x01 \x03(\x0b\x32..distsummary.format.pb.mindspore.Summary.Value\x1aQ\n\x05Image\x12\x0e\n\x06height\x18\x01 \x02(\x05\x12\r\n\x05width\x18\x02 \x02(\x05\x12\x12\n\ncolorspace\x18\x03 \x02(\x05\x12\x15\n\rencoded_image\x18\x04 \x02(\x0c\x1a\xb5\x02\n\tHistogram\x12J\n\x07\x62uckets\x18\x01 \x03(\x0b\x32\x39.distsummary.format.pb.mindspore.Summary.Histogram.bucket\x12\x11\n\tnan_count\x18\x02 \x01(\x03\x12\x15\n\rpos_inf_count\x18\x03 \x01(\x03\x12\x15\n\rneg_inf_count\x18\x04 \x01(\x03\x12\x0b\n\x03max\x18\x05 \x01(\x01\x12\x0b\n\x03min\x18\x06 \x01(\x01\x12\x0b\n\x03sum\x18\x07 \x01(\x01\x12\r\n\x05\x63ount\x18\x08 \x01(\x03\x12\x14\n\x0b\x66irst_fixed\x18\xe8\x07 \x01(\x05\x12\x19\n\x0c\x66ixed_counts\x18\xe9\x07 \x03(\x03\x42\x02\x10\x01\x1a\x34\n\x06\x62ucket\x12\x0c\n\x04left\x18\x01 \x02(\x01\x12\r\n\x05width\x18\x02 \x02(\x01\x12\r\n\x05\x63ount\x18\x03 \x02(\x03\x1a\xc5\x04\n\x05Value\x12\x0b\n\x03tag\x18\x01 \x02(\t\x12\x16\n\x0cscalar_value\x18\x03 \x01(\x02H\x00\x12?\n\x05image\x18\x04 \x01(\x0b\x32..distsummary.format.pb.mindspore.Summary.ImageH\x00\x12>\n\x06tensor\x18\x08 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProtoH\x00\x12G\n\thistogram\x18\t \x01(\x0b\x32\x32.distsummary.format.pb.mindspore.Summary.HistogramH\x00\x12H\n\x0eloss_landscape\x18\n \x01(\x0b\x32..distsummary.format.pb.mindspore.LossLandscapeH\x00\x12\x0f\n\x04text\x18\xe9\x07 \x01(\tH\x00\x12\x38\n\x05\x61udio\x18\xea\x07 \x01(\x0b\x32&.distsummary.format.pb.mindspore.AudioH\x00\x12\x41\n\x08pr_curve\x18\xeb\x07 \x01(\x0b\x32,.distsummary.format.pb.mindspore.TensorProtoH\x00\x12\x34\n\x05norms\x18\xec\x07 \x01(\x0b\x32\".distsummary.format.pb.norms.NormsH\x00\x12\x36\n\x05shard\x18\xe8\x07 \x01(\x0b\x32&.distsummary.format.pb.mindspore.ShardB\x07\n\x05value\"\xe3\x08\n\x07\x45xplain\x12\x11\n\tsample_id\x18\x01 \x01(\x05\x12\x12\n\nimage_path\x18\x02 \x01(\t\x12\x1a\n\x12ground_truth_label\x18\x03 \x03(\x05\x12\x45\n\tinference\x18\x04 \x01(\x0b\x32\x32.distsummary.format.pb.mindspore.Explain.Inference\x12I\n\x0b\x65xplanation\x18\x05 \x03(\x0b\x32\x34.distsummary.format.pb.mindspore.Explain.Explanation\x12\x45\n\tbenchmark\x18\x06 \x03(\x0b\x32\x32.distsummary.format.pb.mindspore.Explain.Benchmark\x12\x43\n\x08metadata\x18\x07 \x01(\x0b\x32\x31.distsummary.format.pb.mindspore.Explain.Metadata\x12\x0e\n\x06status\x18\x08 \x01(\t\x12\x39\n\x03hoc\x18\t \x03(\x0b\x32,.distsummary.format.pb.mindspore.Explain.Hoc\x1a\x9c\x02\n\tInference\x12\x19\n\x11ground_truth_prob\x18\x01 \x03(\x02\x12\x17\n\x0fpredicted_label\x18\x02 \x03(\x05\x12\x16\n\x0epredicted_prob\x18\x03 \x03(\x02\x12\x1c\n\x14ground_truth_prob_sd\x18\x04 \x03(\x02\x12#\n\x1bground_truth_prob_itl95_low\x18\x05 \x03(\x02\x12\"\n\x1aground_truth_prob_itl95_hi\x18\x06 \x03(\x02\x12\x19\n\x11predicted_prob_sd\x18\x07 \x03(\x02\x12 \n\x18predicted_prob_itl95_low\x18\x08 \x03(\x02\x12\x1f\n\x17predicted_prob_itl95_hi\x18\t \x03(\x02\x1aJ\n\x0b\x45xplanation\x12\x16\n\x0e\x65xplain_method\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\x05\x12\x14\n\x0cheatmap_path\x18\x03 \x01(\t\x1ag\n\tBenchmark\x12\x18\n\x10\x62\x65nchmark_method\x18\x01 \x01(\t\x12\x16\n\x0e\x65xplain_method\x18\x02 \x01(\t\x12\x13\n\x0btotal_score\x18\x03 \x01(\x02\x12\x13\n\x0blabel_score\x18\x04 \x03(\x02\x1aK\n\x08Metadata\x12\r\n\x05label\x18\x01 \x03(\t\x12\x16\n\x0e\x65xplain_method\x18\x02 \x03(\t\x12\x18\n\x10\x62\x65nchmark_method\x18\x03 \x03(\t\x1a%\n\x08HocLayer\x12\x0c\n\x04prob\x18\x01 \x01(\x02\x12\x0b\n\x03\x62ox\x18\x02 \x03(\x05\x1a\x64\n\x03Hoc\x12\r\n\x05label\x18\x01 \x01(\x05\x12\x0c\n\x04mask\x18\x02 \x01(\t\x12@\n\x05layer\x18\x03 \x03(\x0b\x32\x31.distsummary.format.pb.mindspore.Explain.HocLayer\"-\n\x05Shard\x12\x14\n\x0cglobal_shape\x18\x01 \x03(\x03\x12\x0e\n\x06offset\x18\x02 \x03(\x03\"}\n\x05\x41udio\x12\x13\n\x0bsample_rate\x18\x01 \x01(\x02\x12\x14\n\x0cnum_channels\x18\x02 \x01(\x03\x12\x15\n\rlength_frames\x18\x03 \x01(\x03\x12\x1c\n\x14\x65ncoded_audio_string\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x05 \x01(\t')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -26,41 +26,41 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_SUMMARY_HISTOGRAM'].fields_by_name['fixed_counts']._options = None
   _globals['_SUMMARY_HISTOGRAM'].fields_by_name['fixed_counts']._serialized_options = b'\020\001'
   _globals['_EVENT']._serialized_start=164
-  _globals['_EVENT']._serialized_end=468
-  _globals['_LOSSLANDSCAPE']._serialized_start=471
-  _globals['_LOSSLANDSCAPE']._serialized_end=1146
-  _globals['_LOSSLANDSCAPE_POINT']._serialized_start=794
-  _globals['_LOSSLANDSCAPE_POINT']._serialized_end=972
-  _globals['_LOSSLANDSCAPE_LOSSPATH']._serialized_start=974
-  _globals['_LOSSLANDSCAPE_LOSSPATH']._serialized_end=1073
-  _globals['_LOSSLANDSCAPE_METADATA']._serialized_start=1075
-  _globals['_LOSSLANDSCAPE_METADATA']._serialized_end=1146
-  _globals['_SUMMARY']._serialized_start=1149
-  _globals['_SUMMARY']._serialized_end=2200
-  _globals['_SUMMARY_IMAGE']._serialized_start=1223
-  _globals['_SUMMARY_IMAGE']._serialized_end=1304
-  _globals['_SUMMARY_HISTOGRAM']._serialized_start=1307
-  _globals['_SUMMARY_HISTOGRAM']._serialized_end=1616
-  _globals['_SUMMARY_HISTOGRAM_BUCKET']._serialized_start=1564
-  _globals['_SUMMARY_HISTOGRAM_BUCKET']._serialized_end=1616
-  _globals['_SUMMARY_VALUE']._serialized_start=1619
-  _globals['_SUMMARY_VALUE']._serialized_end=2200
-  _globals['_EXPLAIN']._serialized_start=2203
-  _globals['_EXPLAIN']._serialized_end=3326
-  _globals['_EXPLAIN_INFERENCE']._serialized_start=2643
-  _globals['_EXPLAIN_INFERENCE']._serialized_end=2927
-  _globals['_EXPLAIN_EXPLANATION']._serialized_start=2929
-  _globals['_EXPLAIN_EXPLANATION']._serialized_end=3003
-  _globals['_EXPLAIN_BENCHMARK']._serialized_start=3005
-  _globals['_EXPLAIN_BENCHMARK']._serialized_end=3108
-  _globals['_EXPLAIN_METADATA']._serialized_start=3110
-  _globals['_EXPLAIN_METADATA']._serialized_end=3185
-  _globals['_EXPLAIN_HOCLAYER']._serialized_start=3187
-  _globals['_EXPLAIN_HOCLAYER']._serialized_end=3224
-  _globals['_EXPLAIN_HOC']._serialized_start=3226
-  _globals['_EXPLAIN_HOC']._serialized_end=3326
-  _globals['_SHARD']._serialized_start=3328
-  _globals['_SHARD']._serialized_end=3373
-  _globals['_AUDIO']._serialized_start=3375
-  _globals['_AUDIO']._serialized_end=3500
+  _globals['_EVENT']._serialized_end=540
+  _globals['_LOSSLANDSCAPE']._serialized_start=543
+  _globals['_LOSSLANDSCAPE']._serialized_end=1218
+  _globals['_LOSSLANDSCAPE_POINT']._serialized_start=866
+  _globals['_LOSSLANDSCAPE_POINT']._serialized_end=1044
+  _globals['_LOSSLANDSCAPE_LOSSPATH']._serialized_start=1046
+  _globals['_LOSSLANDSCAPE_LOSSPATH']._serialized_end=1145
+  _globals['_LOSSLANDSCAPE_METADATA']._serialized_start=1147
+  _globals['_LOSSLANDSCAPE_METADATA']._serialized_end=1218
+  _globals['_SUMMARY']._serialized_start=1221
+  _globals['_SUMMARY']._serialized_end=2272
+  _globals['_SUMMARY_IMAGE']._serialized_start=1295
+  _globals['_SUMMARY_IMAGE']._serialized_end=1376
+  _globals['_SUMMARY_HISTOGRAM']._serialized_start=1379
+  _globals['_SUMMARY_HISTOGRAM']._serialized_end=1688
+  _globals['_SUMMARY_HISTOGRAM_BUCKET']._serialized_start=1636
+  _globals['_SUMMARY_HISTOGRAM_BUCKET']._serialized_end=1688
+  _globals['_SUMMARY_VALUE']._serialized_start=1691
+  _globals['_SUMMARY_VALUE']._serialized_end=2272
+  _globals['_EXPLAIN']._serialized_start=2275
+  _globals['_EXPLAIN']._serialized_end=3398
+  _globals['_EXPLAIN_INFERENCE']._serialized_start=2715
+  _globals['_EXPLAIN_INFERENCE']._serialized_end=2999
+  _globals['_EXPLAIN_EXPLANATION']._serialized_start=3001
+  _globals['_EXPLAIN_EXPLANATION']._serialized_end=3075
+  _globals['_EXPLAIN_BENCHMARK']._serialized_start=3077
+  _globals['_EXPLAIN_BENCHMARK']._serialized_end=3180
+  _globals['_EXPLAIN_METADATA']._serialized_start=3182
+  _globals['_EXPLAIN_METADATA']._serialized_end=3257
+  _globals['_EXPLAIN_HOCLAYER']._serialized_start=3259
+  _globals['_EXPLAIN_HOCLAYER']._serialized_end=3296
+  _globals['_EXPLAIN_HOC']._serialized_start=3298
+  _globals['_EXPLAIN_HOC']._serialized_end=3398
+  _globals['_SHARD']._serialized_start=3400
+  _globals['_SHARD']._serialized_end=3445
+  _globals['_AUDIO']._serialized_start=3447
+  _globals['_AUDIO']._serialized_end=3572
 # @@protoc_insertion_point(module_scope)

@@ -15,7 +15,7 @@ _sym_db = _symbol_database.Default()
 from distsummary.format.pb import norms_pb2 as distsummary_dot_format_dot_pb_dot_norms__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'distsummary/format/pb/tensorboard.proto\x12!distsummary.format.pb.tensorboard\x1a!distsummary/format/pb/norms.proto\"\xc1\x02\n\x05\x45vent\x12\x11\n\twall_time\x18\x01 \x01(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x16\n\x0c\x66ile_version\x18\x03 \x01(\tH\x00\x12\x13\n\tgraph_def\x18\x04 \x01(\x0cH\x00\x12=\n\x07summary\x18\x05 \x01(\x0b\x32*.distsummary.format.pb.tensorboard.SummaryH\x00\x12\x44\n\x0bsession_log\x18\x07 \x01(\x0b\x32-.distsummary.format.pb.tensorboard.SessionLogH\x00\x12\x14\n\x06run_id\x18\xe8\x07 \x01(\x06H\x01\x88\x01\x01\x12\x15\n\x07\x61ttempt\x18\xe9\x07 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x03seq\x18\xea\x07 \x01(\x04H\x03\x88\x01\x01\x42\x06\n\x04whatB\t\n\x07_run_idB\n\n\x08_attemptB\x06\n\x04_seq\"\xa7\x01\n\nSessionLog\x12K\n\x06status\x18\x01 \x01(\x0e\x32;.distsummary.format.pb.tensorboard.SessionLog.SessionStatus\"L\n\rSessionStatus\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\t\n\x05START\x10\x01\x12\x08\n\x04STOP\x10\x02\x12\x0e\n\nCHECKPOINT\x10\x03\"\x9d\x06\n\x07Summary\x12?\n\x05value\x18\x01 \x03(\x0b\x32\x30.distsummary.format.pb.tensorboard.Summary.Value\x1aX\n\x05Image\x12\x0e\n\x06height\x18\x01 \x01(\x05\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x12\n\ncolorspace\x18\x03 \x01(\x05\x12\x1c\n\x14\x65ncoded_image_string\x18\x04 \x01(\x0c\x1a}\n\x05\x41udio\x12\x13\n\x0bsample_rate\x18\x01 \x01(\x02\x12\x14\n\x0cnum_channels\x18\x02 \x01(\x03\x12\x15\n\rlength_frames\x18\x03 \x01(\x03\x12\x1c\n\x14\x65ncoded_audio_string\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x05 \x01(\t\x1a\xf7\x03\n\x05Value\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x16\n\x0csimple_value\x18\x02 \x01(\x02H\x00\x12\x41\n\x05image\x18\x04 \x01(\x0b\x32\x30.distsummary.format.pb.tensorboard.Summary.ImageH\x00\x12\x42\n\x05histo\x18\x05 \x01(\x0b\x32\x31.distsummary.format.pb.tensorboard.HistogramProtoH\x00\x12\x41\n\x05\x61udio\x18\x06 \x01(\x0b\x32\x30.distsummary.format.pb.tensorboard.Summary.AudioH\x00\x12@\n\x06tensor\x18\x08 \x01(\x0b\x32..distsummary.format.pb.tensorboard.TensorProtoH\x00\x12\x34\n\x05norms\x18\xec\x07 \x01(\x0b\x32\".distsummary.format.pb.norms.NormsH\x00\x12\x44\n\x08metadata\x18\t \x01(\x0b\x32\x32.distsummary.format.pb.tensorboard.SummaryMetadata\x12\x38\n\x05shard\x18\xe8\x07 \x01(\x0b\x32(.distsummary.format.pb.tensorboard.ShardB\x07\n\x05value\"5\n\x05Shard\x12\x18\n\x0cglobal_shape\x18\x01 \x03(\x03\x42\x02\x10\x00\x12\x12\n\x06offset\x18\x02 \x03(\x03\x42\x02\x10\x00\"\x7f\n\x0eHistogramProto\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\x12\x0b\n\x03num\x18\x03 \x01(\x01\x12\x0b\n\x03sum\x18\x04 \x01(\x01\x12\x13\n\x0bsum_squares\x18\x05 \x01(\x01\x12\x14\n\x0c\x62ucket_limit\x18\x06 \x03(\x01\x12\x0e\n\x06\x62ucket\x18\x07 \x03(\x01\"\xe0\x01\n\x0fSummaryMetadata\x12R\n\x0bplugin_data\x18\x01 \x01(\x0b\x32=.distsummary.format.pb.tensorboard.SummaryMetadata.PluginData\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x1b\n\x13summary_description\x18\x03 \x01(\t\x12\x12\n\ndata_class\x18\x04 \x01(\x05\x1a\x32\n\nPluginData\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"\x91\x01\n\x10TensorShapeProto\x12\x44\n\x03\x64im\x18\x02 \x03(\x0b\x32\x37.distsummary.format.pb.tensorboard.TensorShapeProto.Dim\x12\x14\n\x0cunknown_rank\x18\x03 \x01(\x08\x1a!\n\x03\x44im\x12\x0c\n\x04size\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xba\x01\n\x0bTensorProto\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12I\n\x0ctensor_shape\x18\x02 \x01(\x0b\x32\x33.distsummary.format.pb.tensorboard.TensorShapeProto\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x11\n\tfloat_val\x18\x05 \x03(\x02\x12\x12\n\ndouble_val\x18\x06 \x03(\x01\x12\x12\n\nstring_val\x18\x08 \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'distsummary/format/pb/tensorboard.proto\x12!distsummary.format.pb.tensorboard\x1a!distsummary/format/pb/norms.proto\"\xce\x03\n\x05\x45vent\x12\x11\n\twall_time\x18\x01 \x01(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x16\n\x0c\x66ile_version\x18\x03 \x01(\tH\x00\x12\x13\n\tgraph_def\x18\x04 \x01(\x0cH\x00\x12=\n\x07summary\x18\x05 \x01(\x0b\x32*.distsummary.format.pb.tensorboard.SummaryH\x00\x12\x44\n\x0bsession_log\x18\x07 \x01(\x0b\x32-.distsummary.format.pb.tensorboard.SessionLogH\x00\x12\x14\n\x06run_id\x18\xe8\x07 \x01(\x06H\x01\x88\x01\x01\x12\x15\n\x07\x61ttempt\x18\xe9\x07 \x01(\rH\x02\x88\x01\x01\x12\x11\n\x03seq\x18\xea\x07 \x01(\x04H\x03\x88\x01\x01\x12\x1c\n\x0eremoved_values\x18\xeb\x07 \x01(\x04H\x04\x88\x01\x01\x12\x1b\n\rremoved_bytes\x18\xec\x07 \x01(\x04H\x05\x88\x01\x01\x12\x1a\n\x0cremoved_step\x18\xed\x07 \x01(\x03H\x06\x88\x01\x01\x42\x06\n\x04whatB\t\n\x07_run_idB\n\n\x08_attemptB\x06\n\x04_seqB\x11\n\x0f_removed_valuesB\x10\n\x0e_removed_bytesB\x0f\n\r_removed_step\"\xa7\x01\n\nSessionLog\x12K\n\x06status\x18\x01 \x01(\x0e\x32;.distsummary.format.pb.tensorboard.SessionLog.SessionStatus\"L\n\rSessionStatus\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\t\n\x05START\x10\x01\x12\x08\n\x04STOP\x10\x02\x12\x0e\n\nCHECKPOINT\x10\x03\"\x9d\x06\n\x07Summary\x12?\n\x05value\x18\x01 \x03(\x0b\x32\x30.distsummary.format.pb.tensorboard.Summary.Value\x1aX\n\x05Image\x12\x0e\n\x06height\x18\x01 \x01(\x05\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x12\n\ncolorspace\x18\x03 \x01(\x05\x12\x1c\n\x14\x65ncoded_image_string\x18\x04 \x01(\x0c\x1a}\n\x05\x41udio\x12\x13\n\x0bsample_rate\x18\x01 \x01(\x02\x12\x14\n\x0cnum_channels\x18\x02 \x01(\x03\x12\x15\n\rlength_frames\x18\x03 \x01(\x03\x12\x1c\n\x14\x65ncoded_audio_string\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x05 \x01(\t\x1a\xf7\x03\n\x05Value\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x16\n\x0csimple_value\x18\x02 \x01(\x02H\x00\x12\x41\n\x05image\x18\x04 \x01(\x0b\x32\x30.distsummary.format.pb.tensorboard.Summary.ImageH\x00\x12\x42\n\x05histo\x18\x05 \x01(\x0b\x32\x31.distsummary.format.pb.tensorboard.HistogramProtoH\x00\x12\x41\n\x05\x61udio\x18\x06 \x01(\x0b\x32\x30.distsummary.format.pb.tensorboard.Summary.AudioH\x00\x12@\n\x06tensor\x18\x08 \x01(\x0b\x32..distsummary.format.pb.tensorboard.TensorProtoH\x00\x12\x34\n\x05norms\x18\xec\x07 \x01(\x0b\x32\".distsummary.format.pb.norms.NormsH\x00\x12\x44\n\x08metadata\x18\t \x01(\x0b\x32\x32.distsummary.format.pb.tensorboard.SummaryMetadata\x12\x38\n\x05shard\x18\xe8\x07 \x01(\x0b\x32(.distsummary.format.pb.tensorboard.ShardB\x07\n\x05value\"5\n\x05Shard\x12\x18\n\x0cglobal_shape\x18\x01 \x03(\x03\x42\x02\x10\x00\x12\x12\n\x06offset\x18\x02 \x03(\x03\x42\x02\x10\x00\"\x7f\n\x0eHistogramProto\x12\x0b\n\x03min\x18\x01 \x01(\x01\x12\x0b\n\x03max\x18\x02 \x01(\x01\x12\x0b\n\x03num\x18\x03 \x01(\x01\x12\x0b\n\x03sum\x18\x04 \x01(\x01\x12\x13\n\x0bsum_squares\x18\x05 \x01(\x01\x12\x14\n\x0c\x62ucket_limit\x18\x06 \x03(\x01\x12\x0e\n\x06\x62ucket\x18\x07 \x03(\x01\"\xe0\x01\n\x0fSummaryMetadata\x12R\n\x0bplugin_data\x18\x01 \x01(\x0b\x32=.distsummary.format.pb.tensorboard.SummaryMetadata.PluginData\x12\x14\n\x0c\x64isplay_name\x18\x02 \x01(\t\x12\x1b\n\x13summary_description\x18\x03 \x01(\t\x12\x12\n\ndata_class\x18\x04 \x01(\x05\x1a\x32\n\nPluginData\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"\x91\x01\n\x10TensorShapeProto\x12\x44\n\x03\x64im\x18\x02 \x03(\x0b\x32\x37.distsummary.format.pb.tensorboard.TensorShapeProto.Dim\x12\x14\n\x0cunknown_rank\x18\x03 \x01(\x08\x1a!\n\x03\x44im\x12\x0c\n\x04size\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\"\xba\x01\n\x0bTensorProto\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12I\n\x0ctensor_shape\x18\x02 \x01(\x0b\x32\x33.distsummary.format.pb.tensorboard.TensorShapeProto\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x11\n\tfloat_val\x18\x05 \x03(\x02\x12\x12\n\ndouble_val\x18\x06 \x03(\x01\x12\x12\n\nstring_val\x18\x08 \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -27,31 +27,31 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_SHARD'].fields_by_name['offset']._options = None
   _globals['_SHARD'].fields_by_name['offset']._serialized_options = b'\020\000'
   _globals['_EVENT']._serialized_start=114
-  _globals['_EVENT']._serialized_end=435
-  _globals['_SESSIONLOG']._serialized_start=438
-  _globals['_SESSIONLOG']._serialized_end=605
-  _globals['_SESSIONLOG_SESSIONSTATUS']._serialized_start=529
-  _globals['_SESSIONLOG_SESSIONSTATUS']._serialized_end=605
-  _globals['_SUMMARY']._serialized_start=608
-  _globals['_SUMMARY']._serialized_end=1405
-  _globals['_SUMMARY_IMAGE']._serialized_start=684
-  _globals['_SUMMARY_IMAGE']._serialized_end=772
-  _globals['_SUMMARY_AUDIO']._serialized_start=774
-  _globals['_SUMMARY_AUDIO']._serialized_end=899
-  _globals['_SUMMARY_VALUE']._serialized_start=902
-  _globals['_SUMMARY_VALUE']._serialized_end=1405
-  _globals['_SHARD']._serialized_start=1407
-  _globals['_SHARD']._serialized_end=1460
-  _globals['_HISTOGRAMPROTO']._serialized_start=1462
-  _globals['_HISTOGRAMPROTO']._serialized_end=1589
-  _globals['_SUMMARYMETADATA']._serialized_start=1592
-  _globals['_SUMMARYMETADATA']._serialized_end=1816
-  _globals['_SUMMARYMETADATA_PLUGINDATA']._serialized_start=1766
-  _globals['_SUMMARYMETADATA_PLUGINDATA']._serialized_end=1816
-  _globals['_TENSORSHAPEPROTO']._serialized_start=1819
-  _globals['_TENSORSHAPEPROTO']._serialized_end=1964
-  _globals['_TENSORSHAPEPROTO_DIM']._serialized_start=1931
-  _globals['_TENSORSHAPEPROTO_DIM']._serialized_end=1964
-  _globals['_TENSORPROTO']._serialized_start=1967
-  _globals['_TENSORPROTO']._serialized_end=2153
+  _globals['_EVENT']._serialized_end=576
+  _globals['_SESSIONLOG']._serialized_start=579
+  _globals['_SESSIONLOG']._serialized_end=746
+  _globals['_SESSIONLOG_SESSIONSTATUS']._serialized_start=670
+  _globals['_SESSIONLOG_SESSIONSTATUS']._serialized_end=746
+  _globals['_SUMMARY']._serialized_start=749
+  _globals['_SUMMARY']._serialized_end=1546
+  _globals['_SUMMARY_IMAGE']._serialized_start=825
+  _globals['_SUMMARY_IMAGE']._serialized_end=913
+  _globals['_SUMMARY_AUDIO']._serialized_start=915
+  _globals['_SUMMARY_AUDIO']._serialized_end=1040
+  _globals['_SUMMARY_VALUE']._serialized_start=1043
+  _globals['_SUMMARY_VALUE']._serialized_end=1546
+  _globals['_SHARD']._serialized_start=1548
+  _globals['_SHARD']._serialized_end=1601
+  _globals['_HISTOGRAMPROTO']._serialized_start=1603
+  _globals['_HISTOGRAMPROTO']._serialized_end=1730
+  _globals['_SUMMARYMETADATA']._serialized_start=1733
+  _globals['_SUMMARYMETADATA']._serialized_end=1957
+  _globals['_SUMMARYMETADATA_PLUGINDATA']._serialized_start=1907
+  _globals['_SUMMARYMETADATA_PLUGINDATA']._serialized_end=1957
+  _globals['_TENSORSHAPEPROTO']._serialized_start=1960
+  _globals['_TENSORSHAPEPROTO']._serialized_end=2105
+  _globals['_TENSORSHAPEPROTO_DIM']._serialized_start=2072
+  _globals['_TENSORSHAPEPROTO_DIM']._serialized_end=2105
+  _globals['_TENSORPROTO']._serialized_start=2108
+  _globals['_TENSORPROTO']._serialized_end=2294
 # @@protoc_insertion_point(module_scope)

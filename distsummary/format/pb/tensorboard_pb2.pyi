@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Event(_message.Message):
-    __slots__ = ("wall_time", "step", "file_version", "graph_def", "summary", "session_log", "run_id", "attempt", "seq")
+    __slots__ = ("wall_time", "step", "file_version", "graph_def", "summary", "session_log", "run_id", "attempt", "seq", "removed_values", "removed_bytes", "removed_step")
     WALL_TIME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FILE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,9 @@ class Event(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_VALUES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_STEP_FIELD_NUMBER: _ClassVar[int]
     wall_time: float
     step: int
     file_version: str
@@ -27,7 +30,10 @@ class Event(_message.Message):
     run_id: int
     attempt: int
     seq: int
-    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., file_version: _Optional[str] = ..., graph_def: _Optional[bytes] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., session_log: _Optional[_Union[SessionLog, _Mapping]] = ..., run_id: _Optional[int] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
+    removed_values: int
+    removed_bytes: int
+    removed_step: int
+    def __init__(self, wall_time: _Optional[float] = ..., step: _Optional[int] = ..., file_version: _Optional[str] = ..., graph_def: _Optional[bytes] = ..., summary: _Optional[_Union[Summary, _Mapping]] = ..., session_log: _Optional[_Union[SessionLog, _Mapping]] = ..., run_id: _Optional[int] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ..., removed_values: _Optional[int] = ..., removed_bytes: _Optional[int] = ..., removed_step: _Optional[int] = ...) -> None: ...
 
 class SessionLog(_message.Message):
     __slots__ = ("status",)

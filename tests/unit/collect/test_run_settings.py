@@ -1,8 +1,9 @@
 """The arguments of both doors become the same settings, and a wrong one is refused by its name."""
 
-from dataclasses import fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distsummary.collect.config import read_config
@@ -79,6 +80,12 @@ def test_several_ranks_write_mindspores_files_unless_others_are_chosen() -> None
     assert [ranks.formats_of_ranks(world_size) for world_size in (1, 2)] == [both, both]
 
 
+def test_settings_do_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        settings().collect_freq = 5  # type: ignore[misc]
+    assert replace(settings(), collect_freq=5).collect_freq == 5
+
+
 WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "images": (1, InvalidTypeError), "metric": (None, InvalidTypeError),
     "train_lineage": (0, InvalidTypeError), "eval_lineage": ("yes", InvalidTypeError),
@@ -89,7 +96,8 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "formats": (["csv"], InvalidValueError), "rank_formats": ([], InvalidValueError),
     "export_npy": ("npy", InvalidTypeError),
     "collectors": ("threads", InvalidValueError), "rotate_bytes": (1, InvalidValueError),
-    "rotate_s": (0, InvalidValueError), "delivery": ("lost", InvalidValueError),
+    "rotate_s": (0, InvalidValueError), "keep_bytes": (2**20, InvalidValueError),
+    "delivery": ("lost", InvalidValueError),
     "overload": ("raise", InvalidValueError), "ship_bytes": (-1, InvalidValueError),
     "raise_exception": (1, InvalidTypeError),
 }  # fmt: skip
@@ -100,6 +108,16 @@ def test_each_option_of_record_refuses_what_it_is_not() -> None:
     for name, (value, error) in WRONG.items():
         with pytest.raises(error, match=name):
             Record(**{name: value})
+
+
+def test_the_bound_of_bulk_values_is_an_integer_of_16_mebibytes_or_more() -> None:
+    for given in (True, 2.0**25, "33554432", np.float64(2**25), [2**25]):
+        with pytest.raises(InvalidTypeError, match=r"^keep_bytes must be int or None, got "):
+            Record(keep_bytes=given)  # type: ignore[arg-type]
+    for given in (0, -1, 2**24 - 1):
+        with pytest.raises(InvalidValueError, match=r"^keep_bytes must be >= 16777216, got"):
+            Record(keep_bytes=given)
+    assert settings(Record(keep_bytes=np.int64(2**24))).writer.limits.keep_bytes == 2**24  # type: ignore[arg-type]
 
 
 def test_a_wrong_argument_is_refused_by_its_name() -> None:

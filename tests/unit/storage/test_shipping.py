@@ -11,6 +11,9 @@ import pytest
 
 from distsummary.base.processes import own_process
 from distsummary.errors import InvalidValueError, RunDirError
+from distsummary.events.retention import removed_below
+from distsummary.events.segments import segments
+from distsummary.format.records import MINDSPORE
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.rank_manifest import RankManifest, read_entries
 from distsummary.rundir.run_dir import RunDir
@@ -19,6 +22,7 @@ from distsummary.storage import place, spool
 from distsummary.storage.home import DirectoryHome, HostState, News, Seen
 from distsummary.storage.ship import Ship
 from distsummary.storage.spool import GONE, GROW, PART, WHOLE, Change, Spool
+from tests.bounded_files import events, write, writer
 
 EVENTS = "rank_00001/events.out.events.summary.1.h_MS"
 DEAD = own_process() | {"pid": 2**22 - 1, "pid_start": "1"}
@@ -418,3 +422,30 @@ def test_the_spool_is_private_and_one_for_each_home(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(place.SPOOL, str(tmp_path / "file"))
     with pytest.raises(RunDirError, match="is not a directory of yours"):
         place.spool_of(Path("/data/runs/a"), "a")
+
+
+def test_files_without_their_old_bulk_values_replace_those_at_home(trip: Trip) -> None:
+    found, target = events(), writer(trip.spool / "rank_00001", formats=(MINDSPORE,))
+    ship = trip.ship()
+    ship.enter("s", own_process(), "rank_00001", 0)
+    manifest(trip.spool, 0)
+    for at in range(12, len(found) + 12, 12):
+        write(target, found[:at])
+        if at == 36:
+            # It is killed. The next ship cannot know of which file the bytes are that have arrived.
+            trip.home.leave("rank_00001")
+        elif at == 72:
+            ship = trip.ship()
+            ship.enter("t", own_process(), "rank_00001", 0)
+        elif not 36 < at < 72:
+            ship.sync()
+    target.close()
+    ship.leave("t")
+    sent = segments(trip.spool / "rank_00001", MINDSPORE)
+    assert len([one for one in sent if removed_below([one]).values]) > 3
+    assert all(trip.arrives(f"rank_00001/{one.name}", one.read_bytes()) for one in sent)
+    # Bytes of a file before it was replaced, which were under way.
+    oldest = sent[0]
+    late = Change(f"rank_00001/{oldest.name}", GROW, 100, bytes(300))
+    trip.exchange(HostState("h"), {}, [late], Seen())
+    assert trip.arrives(late.name, oldest.read_bytes())

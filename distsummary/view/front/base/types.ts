@@ -17,7 +17,7 @@ export interface Overview {
   made: number; name: string; path: string; state: string; level: string; findings: number; ranks: number[]; world_size: number
   steps: [number, number] | null; lasted_s: number | null; started: number | null
   attempts: Row[]; health: Row[]; facts: Record<string, unknown>; config: Record<string, unknown>; counts: Record<string, number>
-  verdicts: Verdict[]; conflicts: { field: string; by_rank: Record<string, unknown> }[]; problems: string[]
+  verdicts: Verdict[]; conflicts: { field: string; by_rank: Record<string, unknown> }[]; problems: string[]; removed: string
 }
 export type Row = Record<string, any>
 export interface Figure { tag: string; unit: string; last: number | null; step: number; ranks: number; of: string; bad_since: number | null; best?: number | null; best_step?: number | null }

@@ -7,6 +7,7 @@ import { AxisChoice } from "../charts/axis_choice"
 import { Plot } from "../charts/plot"
 import type { Drawn } from "../charts/series"
 import { Mounted } from "../pages/mounted"
+import { Removed } from "../pages/ported"
 import { histograms } from "../views/histograms.js"
 import { norms } from "../views/norms.js"
 import { GraphView } from "./graph"
@@ -53,6 +54,7 @@ export function Model() {
     <>
       {there.length > 1 && <div class="tools"><span class="chips" role="group" aria-label="what is shown of the model">{there.map(([name, title]) => <button key={name} class="chip" aria-pressed={name === chosen} onClick={() => put({ tab: name })}>{title.toLowerCase()}</button>)}</span></div>}
       {chosen === "norms" && <Mounted name="norms" make={(page, kept) => norms(page, kept, open)} needs={(page) => [page.norms, page.marks.attempts]} />}
+      {chosen === "histograms" && <Removed />}
       {chosen === "histograms" && <Mounted name="histograms" make={(page, kept) => histograms(page, kept, open)} needs={(page) => [page.histograms, page.marks.attempts]} />}
       {chosen === "graph" && <GraphView graph={data.value.graph!} words={search.value} />}
     </>

@@ -44,6 +44,7 @@ export function Config() {
   return (
     <>
       {overview.problems.length > 0 && <Notice title="What could not be read or is missing"><ul>{overview.problems.map((text) => <li key={text}>{text}</li>)}</ul></Notice>}
+      {overview.removed && <p class="card quiet">{overview.removed}</p>}
       {overview.conflicts.length > 0 && <Notice title="What the ranks disagree on"><table><tbody>{overview.conflicts.map(({ field, by_rank: values }) => <tr key={field}><th scope="row">{field}</th>
         <td>{Object.entries(values).map(([rank, value]) => `rank ${rank}: ${JSON.stringify(value)}`).join(", ")}</td></tr>)}</tbody></table></Notice>}
       <div class="columns">

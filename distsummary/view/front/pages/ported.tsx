@@ -14,7 +14,8 @@ import { media } from "../views/media.js"
 import { Mounted } from "./mounted"
 
 export const Landscape = () => <Mounted name="landscape" make={landscapes} needs={(page) => page.landscapes} />
-export const Media = () => <Mounted name="media" make={media} needs={(page) => page.media} />
+export const Removed = () => (data.value.overview.removed ? <p class="card quiet">{data.value.overview.removed}</p> : null)
+export const Media = () => <><Removed /><Mounted name="media" make={media} needs={(page) => page.media} /></>
 
 export const countOfMedia = (): number | null => {
   const kinds = Object.values(data.value.media ?? {}).filter(Boolean) as { tags: unknown[]; left_out: number }[]
