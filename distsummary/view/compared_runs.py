@@ -21,11 +21,12 @@ from distsummary.runs.curves import Curve, difference_of, mean_of, range_of
 from distsummary.runs.facts import facts
 from distsummary.runs.recorded_run import RecordedRun, findings
 from distsummary.view.packing import plain, small
-from distsummary.view.reduce import thinned
+from distsummary.view.reduce import spread, thinned
 
 MOST = 19  # other runs
 _POINTS = 36_000  # of all curves together
 _FIRST_TAGS = 10  # share half of the points
+_EPOCHS = 1000  # steps with an epoch; those between are between these
 _NAMED = 500  # tags that not all runs have
 
 
@@ -50,8 +51,9 @@ def comparison(
     """A run next to others, also in groups; None without any.
 
     Of each run: its name, unlike those of the others, path, state, ranks, steps, verdicts in words, of which
-    rank its curves are (-1: the merged run), and its group. Of each group: its name and how many runs it has;
-    without `labels`, each run is one. Of each fact that differs: the values in each group, each once, None
+    rank its curves are (-1: the merged run), and its group. Of each group: its name, how many runs it has,
+    and its epochs (`steps` and `values` of a tag named epoch; None without one); without `labels`, each run
+    is one. Of each fact that differs: the values in each group, each once, None
     where it is not known; `within`: the facts that differ within each group alike. Of each tag: the curve of
     each group and its difference to that of the first, None where one has none; which direction is better,
     the value to reach, and how each group stands, see `distsummary.runs.compare.Row`. The curve of a group
@@ -101,7 +103,8 @@ def comparison(
             )
         ],
         "groups": [
-            {"name": name, "runs": len(group)} for name, group in zip(groups, members, strict=True)
+            {"name": name, "runs": len(group), "epochs": _epochs([curves[place] for place in group])}
+            for name, group in zip(groups, members, strict=True)
         ],
         "differing": [
             [name, [[*map(plain, values)] for values in each]] for name, each in differing.items()
@@ -112,6 +115,19 @@ def comparison(
         "not_in_all": not_in_all[:_NAMED],
         "left_out": max(0, len(not_in_all) - _NAMED),
     }  # fmt: skip
+
+
+def _epochs(group: Sequence[Mapping[str, Curve]]) -> dict[str, Any] | None:
+    """In which epoch each step of a group is, the mean of its runs; None if one does not say."""
+    tags = (next((tag for tag in one if tag.split("/")[-1] == "epoch"), None) for one in group)
+    found = [
+        one[tag] for one, tag in zip(group, tags, strict=True) if tag is not None and one[tag].steps.size
+    ]
+    curve = mean_of(found) if len(found) == len(group) else None
+    if curve is None or not curve.steps.size:
+        return None
+    kept = spread(curve.steps.size, _EPOCHS)
+    return {"steps": small(curve.steps[kept]), "values": curve.values[kept].astype(np.float64)}
 
 
 def span(run: RecordedRun, first_steps: Iterable[int]) -> list[int] | None:

@@ -86,7 +86,10 @@ def test_runs_of_a_group_are_one_curve_with_the_lowest_and_the_highest(tmp_path)
                 run.log(loss=lr / step + seed)
     paths = [tmp_path / f"{place}" for place in range(4)]
     found = compared(*paths, labels=["lr 0.1", "lr 0.2", "lr 0.1", "lr 0.1"], tags=["loss"])
-    assert found["groups"] == [{"name": "lr 0.1", "runs": 3}, {"name": "lr 0.2", "runs": 1}]
+    assert found["groups"] == [
+        {"name": "lr 0.1", "runs": 3, "epochs": None},
+        {"name": "lr 0.2", "runs": 1, "epochs": None},
+    ]
     assert [one["group"] for one in found["runs"]] == [0, 1, 0, 0]
     assert dict(found["differing"])["config.lr"] == [[0.1], [0.2]]
     [loss] = found["tags"]
@@ -97,6 +100,21 @@ def test_runs_of_a_group_are_one_curve_with_the_lowest_and_the_highest(tmp_path)
     assert (mean["seconds"] >= 0).all()
     assert loss["differences"][0]["values"][-1] == pytest.approx(0.04 - 1.02)
     assert [one["last"] for one in loss["standings"]] == pytest.approx([1.0175, 0.04], rel=0.01)
+
+
+def test_each_group_has_the_epochs_of_its_own_runs(tmp_path):
+    for name, each in (("a", 2), ("b", 4), ("c", 8), ("none", 0)):
+        with ds.init(tmp_path / name, quiet=True) as run:
+            for step in run.steps(range(1, 9)):
+                run.log(loss=1.0, **({"epoch": step / each} if each else {}))
+    found = compared(
+        *(tmp_path / name for name in ("a", "b", "c", "none")), labels=["2", "4 and 8", "4 and 8", "none"]
+    )
+    first, mean, none = (one["epochs"] for one in found["groups"])
+    assert first["values"].tolist() == [step / 2 for step in range(1, 9)]
+    assert mean["values"].tolist() == [(step / 4 + step / 8) / 2 for step in range(1, 9)]
+    assert mean["steps"].tolist() == [*range(1, 9)]
+    assert none is None
 
 
 def test_what_cannot_be_compared_is_refused_and_without_others_there_is_nothing(tmp_path):

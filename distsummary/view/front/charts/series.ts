@@ -1,5 +1,6 @@
 // Which lines a chart of a tag has, and what each says: pure, without a page.
 
+import { between, type Axis } from "../base/axis"
 import { withUnit } from "../base/format"
 import type { Band, Curve, Line, Numbers, RankLine } from "../base/types"
 
@@ -12,17 +13,20 @@ export const RANK_COLORS = ["--orange", "--purple", "--green", "--sky", "--yello
 export const RUN_COLORS = ["--blue", "--vermilion", "--green", "--purple", "--orange", "--sky", "--yellow", "--grey-line"]
 
 export interface GroupLine extends Line { seconds: Numbers; low?: Numbers; high?: Numbers }
-export interface RunGroup { name: string; runs: number }
+export interface RunGroup { name: string; runs: number; epochs: { steps: Numbers; values: Float64Array } | null }
 
 export const groupColor = (at: number): string => RUN_COLORS[at % RUN_COLORS.length]
 export const groupSaid = ({ name, runs }: RunGroup): string => (runs > 1 ? `${name} (${runs} runs)` : name)
 
-// The line of a run or of a group of runs, which is their mean with the lowest and the highest. With `back`, it is placed
-// by the time that it took itself: at the step to which the axis gives that time.
-export function groupLine(line: GroupLine | null, group: RunGroup, at: number, back?: (seconds: number) => number): Drawn[] {
-  if (!line) return []
+// The line of a run or of a group of runs, which is their mean with the lowest and the highest. It is placed by the time
+// that it took itself, or by its own epochs: at the step to which the axis gives these. None on an axis of epochs if it
+// has none.
+export function groupLine(line: GroupLine | null, group: RunGroup, at: number, { kind, back }: Pick<Axis, "kind" | "back">): Drawn[] {
+  const epochs = group.epochs
+  if (!line || (kind === "epoch" && !epochs)) return []
+  const places = kind === "relative" ? line.seconds : kind === "epoch" ? Array.from(line.steps, (step) => between(epochs!.steps, epochs!.values, step)) : null
   let last = -Infinity
-  const steps = back ? Float64Array.from(line.seconds, (seconds) => (last = Math.max(last, back(seconds)))) : line.steps
+  const steps = places ? Float64Array.from(places, (place) => (last = Math.max(last, back(place)))) : line.steps
   return [{ ...line, steps, label: groupSaid(group), color: groupColor(at), width: 1.5, dash: at < RUN_COLORS.length ? undefined : [5, 3] }]
 }
 

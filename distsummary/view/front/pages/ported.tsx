@@ -27,8 +27,7 @@ const FIRST = 6 // charts that are shown before a row is chosen
 interface Compared { tag: string; lines: (GroupLine | null)[]; differences: (GroupLine | null)[] }
 
 function ComparedCard({ one, groups, unit }: { one: Compared; groups: RunGroup[]; unit: string }) {
-  const back = axis.value.kind === "relative" ? axis.value.back : undefined
-  const drawn = (line: GroupLine | null, at: number) => groupLine(line, groups[at], at, back)
+  const drawn = (line: GroupLine | null, at: number) => groupLine(line, groups[at], at, axis.value)
   const lines = useMemo(() => one.lines.flatMap(drawn), [one, axis.value])
   const differences = useMemo(() => one.differences.flatMap((line, at) => drawn(line, at + 1)).filter((line) => line.steps.length > 1), [one, axis.value])
   return (
@@ -59,6 +58,7 @@ export function Compare() {
         <AxisChoice /></div>
       <div id="compared"><p class="legend">{groups.map((group, at) => <span key={group.name}><i style={{ background: `var(${groupColor(at)})` }} />{groupSaid(group)}</span>)}</p>
         {groups.some((one) => one.runs > 1) && <p class="quiet">A line of several runs is their mean, with a band from the lowest to the highest, at the steps that all of them have.</p>}
+        {axis.value.kind === "epoch" && groups.some((one) => !one.epochs) && <p class="quiet">{`without epochs, and so without a curve: ${groups.filter((one) => !one.epochs).map((one) => one.name).join(", ")}`}</p>}
         <div class="grid">{chosen.map((one) => <ComparedCard key={one.tag} one={one} groups={groups} unit={data.value.curves.find((curve) => curve.tag === one.tag)?.unit ?? ""} />)}</div></div>
     </>
   )

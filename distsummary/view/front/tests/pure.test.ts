@@ -63,9 +63,19 @@ const curve = (more: Partial<Curve>): Curve => ({ tag: "a", unit: "", ranks: 3, 
 describe("lines", () => {
   test("a group of runs is one line with a band, named by what they have in common", () => {
     const group = { ...line(1, 2), low: Float32Array.from([0, 1]), high: Float32Array.from([3, 4]), seconds: Float64Array.from([0, 10]) }
-    expect(groupLine(group, { name: "lr 0.1", runs: 5 }, 1)).toMatchObject([{ label: "lr 0.1 (5 runs)", color: "--vermilion", low: group.low, steps: group.steps }])
-    expect(groupLine(group, { name: "a", runs: 1 }, 0, (seconds) => 2 * seconds)).toMatchObject([{ label: "a", steps: Float64Array.from([0, 20]) }])
-    expect(groupLine(null, { name: "a", runs: 1 }, 0)).toEqual([])
+    const [byStep, byTime] = [{ kind: "step", back: (place: number) => place }, { kind: "relative", back: (seconds: number) => 2 * seconds }]
+    expect(groupLine(group, { name: "lr 0.1", runs: 5, epochs: null }, 1, byStep)).toMatchObject([{ label: "lr 0.1 (5 runs)", color: "--vermilion", low: group.low, steps: group.steps }])
+    expect(groupLine(group, { name: "a", runs: 1, epochs: null }, 0, byTime)).toMatchObject([{ label: "a", steps: Float64Array.from([0, 20]) }])
+    expect(groupLine(null, { name: "a", runs: 1, epochs: null }, 0, byStep)).toEqual([])
+  })
+  test("on an axis of epochs, a run with other epochs than the first one is placed by its own", () => {
+    const epochs = (each: number) => ({ steps: Int32Array.from([0, 4 * each]), values: Float64Array.from([0, 4]) })
+    const axis = makeAxis({ attempts: [], evaluations: new Int32Array(), checkpoints: new Int32Array(), times: null, epochs: epochs(100) }, "epoch")
+    const line = { steps: Int32Array.from([0, 10, 20]), values: Float32Array.from([3, 2, 1]), seconds: new Float64Array(3) }
+    const placed = (own: ReturnType<typeof epochs> | null) => groupLine(line, { name: "a", runs: 1, epochs: own }, 1, axis)
+    expect(Array.from(placed(epochs(10))[0].steps, axis.to)).toEqual([0, 1, 2])
+    expect(Array.from(placed(epochs(100))[0].steps)).toEqual([0, 10, 20])
+    expect(placed(null)).toEqual([])
   })
   test("ranks that are alike are one line without a band", () => {
     expect(isSame(bandOf([1, NaN], [1, NaN]))).toBe(true)
