@@ -235,23 +235,16 @@ def test_files_rotate_when_they_are_old_and_not_while_they_are_empty(tmp_path):
     assert [len(list(read_frames(path))) for path in segments(tmp_path, MINDSPORE)] == [3, 3]
 
 
-def test_a_flush_of_the_synced_level_makes_both_files_durable(tmp_path):
+@pytest.mark.parametrize(("options", "at_a_flush"), [({"delivery": SYNCED}, 2), ({}, 0)])
+def test_both_files_are_made_durable_once_at_the_end_or_at_a_flush_of_the_synced_level(
+    tmp_path, options, at_a_flush
+):
     clock = Clock()
-    rank_writer = writer(tmp_path, clock, delivery=SYNCED)
+    rank_writer = writer(tmp_path, clock, **options)
     rank_writer.write(batch(1, 3))
-    rank_writer.flush()
-    assert clock.syncs == 2
-    rank_writer.flush()
-    assert clock.syncs == 2  # nothing new
-    rank_writer.close()
-
-
-def test_the_written_level_syncs_at_the_end_only(tmp_path):
-    clock = Clock()
-    rank_writer = writer(tmp_path, clock)
-    rank_writer.write(batch(1, 3))
-    rank_writer.flush()
-    assert clock.syncs == 0
+    for _ in range(2):  # the second one finds nothing new
+        rank_writer.flush()
+        assert clock.syncs == at_a_flush
     rank_writer.close()
     assert clock.syncs == 2
 
