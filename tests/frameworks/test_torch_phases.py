@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from distsummary.diagnosis.measured_steps import is_measured, next_measured
 from distsummary.format.own_tags import EPOCH
 from distsummary.rundir.topology import Topology
-from distsummary.training.callbacks import Callback, RunContext
 from distsummary.training.run import Run
 from distsummary.training.timing.device_times import DeviceTimes
 from distsummary.training.timing.phases import BACKWARD, FORWARD, OPTIMIZER, REST, UNKNOWN
+from tests.unit.training.timing.test_phases import Keeps
 
 BURN_MS = 20.0
 
@@ -67,14 +67,6 @@ class Optimizer(torch.optim.SGD):
         if self.burns:
             burn()
         super().step(closure)
-
-
-class Keeps(Callback):
-    def __init__(self) -> None:
-        self.logged: list[dict[str, float]] = []
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        self.logged.append(dict(run_context.step.logged))
 
 
 def measured(

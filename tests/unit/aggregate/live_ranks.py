@@ -5,10 +5,13 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
+
 from distsummary import Topology, merge_run
 from distsummary.aggregate.judging import judged_files
 from distsummary.aggregate.live import LiveMerge
 from distsummary.aggregate.merged_files import is_merged
+from distsummary.aggregate.rank_columns import RecordedScalars
 from distsummary.events.reader import read_directory
 from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
@@ -101,3 +104,13 @@ def tagged(step, values):
 def judge_files(run_dir):
     """The verdicts on a run by the files of its ranks."""
     return [verdict for _, verdict in judged_files(run_dir).reported]
+
+
+def merged(rule, *rows, is_late=False):
+    """step -> tag -> value, by a rule of what was recorded: (tag, rank, step, value)."""
+    tags = list(dict.fromkeys(row[0] for row in rows))
+    which = np.array([tags.index(row[0]) for row in rows])
+    ranks, steps = (np.array([row[at] for row in rows], np.int64) for at in (1, 2))
+    scalars = RecordedScalars(tags, which, ranks, steps, np.array([row[3] for row in rows], np.float64))
+    found = (rule.add_late if is_late else rule.add)(scalars)
+    return {step: {value.tag: value.data for value in values} for step, values in found}

@@ -5,11 +5,10 @@ import logging
 import numpy as np
 import pytest
 
-from distsummary.aggregate.rank_columns import RecordedScalars
 from distsummary.aggregate.statistics import StatisticsRule
 from distsummary.events.reader import read_directory
 from distsummary.format.definitions import Definitions
-from tests.unit.aggregate.live_ranks import Ranks, scalar, series
+from tests.unit.aggregate.live_ranks import Ranks, merged, scalar, series
 
 NAN = float("nan")
 ACROSS = {"plain": np.mean, "a/sum": np.sum, "a/min": np.min, "a/max": np.max}
@@ -77,17 +76,6 @@ def test_each_way_is_what_numpy_gives_also_where_a_rank_is_missing(ranks, tmp_pa
             assert points.keys() == wanted.keys()
             got, want = ([values[step] for step in sorted(wanted)] for values in (points, wanted))
             np.testing.assert_array_equal(got, np.array(want).astype(np.float32).astype(np.float64), tag)
-
-
-def merged(rule, *rows, is_late=False):
-    """step -> tag -> value, of (tag, rank, step, value)."""
-    tags = list(dict.fromkeys(row[0] for row in rows))
-    columns = (np.array([row[at] for row in rows], np.int64) for at in (1, 2))
-    scalars = RecordedScalars(
-        tags, np.array([tags.index(row[0]) for row in rows]), *columns, np.array([row[3] for row in rows])
-    )
-    found = (rule.add_late if is_late else rule.add)(scalars)
-    return {step: {value.tag: value.data for value in values} for step, values in found}
 
 
 def test_a_rank_without_a_weight_does_not_count_and_is_named_once(caplog):

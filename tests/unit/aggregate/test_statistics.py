@@ -5,6 +5,7 @@ import pytest
 
 from distsummary.aggregate.rank_columns import RecordedScalars
 from distsummary.aggregate.statistics import MAX_DIFFERING, StatisticsRule, over_ranks
+from tests.unit.aggregate import live_ranks
 
 NAN, INF = float("nan"), float("inf")
 
@@ -58,14 +59,7 @@ def test_no_values_have_no_statistics():
 def merged(*recorded, key_tags=(), rule=None, is_late=False):
     """step -> tag -> value, of (step, rank, {tag: value}) in recording order."""
     rows = [(tag, rank, step, value) for step, rank, values in recorded for tag, value in values.items()]
-    tags = list(dict.fromkeys(row[0] for row in rows))
-    columns = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
-    which = np.array([tags.index(row[0]) for row in rows])
-    values = np.array([row[3] for row in rows], np.float64)
-    rule = rule or StatisticsRule(key_tags)
-    add = rule.add_late if is_late else rule.add
-    found = add(RecordedScalars(tags, which, *columns, values))
-    return {step: {value.tag: value.data for value in values} for step, values in found}
+    return live_ranks.merged(rule or StatisticsRule(key_tags), *rows, is_late=is_late)
 
 
 def test_at_most_so_many_tags_get_them_by_step_then_by_tag_and_the_log_names_the_first_without(caplog):

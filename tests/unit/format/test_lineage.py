@@ -1,6 +1,4 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from distsummary.errors import DamagedFileError, InvalidTypeError
 from distsummary.format.frames import frame
@@ -14,7 +12,7 @@ from distsummary.format.lineage import (
     updated_lineage,
 )
 from distsummary.format.pb import mindspore_lineage_pb2 as pb
-from distsummary.format.records import Event, Value
+from distsummary.format.records import Value
 from tests.unit.format import samples
 
 FULL = Lineage(
@@ -106,12 +104,3 @@ def test_custom_information_in_one_message_is_merged_by_key():
     assert [entry.map_int32["k"] for entry in merged.user_info if "k" in entry.map_int32] == [2]
     assert len(merged.user_info) == 3
     assert any(entry.map_dict["group"].map_int32["inner"] == 3 for entry in merged.user_info)
-
-
-@given(st.binary(max_size=100))
-def test_garbage_is_damage_or_an_event_but_never_anything_else(payload: bytes):
-    try:
-        decoded = decode_lineage_event(payload)
-    except DamagedFileError:
-        return
-    assert decoded is None or isinstance(decoded[1], Event)

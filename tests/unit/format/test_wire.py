@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distsummary.errors import DamagedFileError, InvalidValueError
-from distsummary.format import wire
+from distsummary.format import tensorboard_format, wire
+from distsummary.format.lineage import decode_lineage_event
 from distsummary.format.mindspore_format import decode_event
 from distsummary.format.pb import mindspore_lineage_pb2, mindspore_summary_pb2, tensorboard_pb2
-from distsummary.format.records import EventIds
+from distsummary.format.records import Event, EventIds
 
 IDS = st.builds(
     EventIds,
@@ -121,3 +122,20 @@ def test_nesting_ends_somewhere():
     for _ in range(200):
         nested = wire.delimited(1, nested + wire.delimited(15, bytes(4096)))
     wire.refuse_bombs(wire.delimited(9, nested), mindspore_lineage_pb2.LineageEvent.DESCRIPTOR)
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        decode_event,
+        decode_lineage_event,
+        lambda payload: tensorboard_format.decode_event(wire.delimited(5, payload)),
+    ],
+)
+@given(payload=st.binary(max_size=100))
+def test_garbage_is_damage_or_an_event_but_never_anything_else(decode, payload):
+    try:
+        decoded = decode(payload)
+    except DamagedFileError:
+        return
+    assert decoded is None or isinstance(decoded[1], Event)
