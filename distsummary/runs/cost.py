@@ -399,8 +399,8 @@ def text_of(name: str, found: Bill) -> str:
     for (rank, cause), saved_s in found.saved.items():
         if saved_s >= max(LEAST_S, LEAST_SHARE * found.wall_s):
             lines.append(f"Without rank {rank}'s {cause} the run takes {seconds(saved_s)} less.")
-    if found.measured is not None and found.measured < 1.0:
-        lines.append(f"Waiting was measured at {found.measured:.0%} of the steps; the others are like them.")
+    if found.measured is not None and (share := f"{found.measured:.0%}") != "100%":
+        lines.append(f"Waiting was measured at {share} of the steps; the others are like them.")
     return "\n".join([head, *lines])
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError
-from distsummary.thor import THOR, ConvertNetUtils, thor
+from distsummary.thor import THOR, ConvertNetUtils
 from tests.refusals import refused
 
 torch._inductor.config.compile_threads = 1  # in this process: worker processes would stay
@@ -55,32 +55,11 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(first, second) for first, second in pairs)
 
 
-def test_it_trains() -> None:
-    net = network()
-    optimizer = make(net, lr=0.03, damping=0.03, batch_size=64)
-    x, y = batch(size=64)
-    losses = []
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.1 * losses[0]
-
-
 def test_split_indices_change_nothing() -> None:
     nets = network(), network()
     for net, given in zip(nets, ({}, {"split_indices": [1, 2]}), strict=True):
         train(net, make(net, **given), range(5))
     assert equal(*nets)
-
-
-def test_the_lazy_names_load_nothing_until_they_are_used() -> None:
-    assert ds.thor.THOR is THOR
-    assert isinstance(thor(network(), 0.1, 0.1, 0.9), THOR)
-    with pytest.raises(AttributeError, match="THAR"):
-        _ = ds.thor.THAR
 
 
 # --- rates --------------------------------------------------------------------------------------------------

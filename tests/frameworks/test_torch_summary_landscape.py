@@ -18,23 +18,6 @@ def callback_fn() -> tuple[Any, ...]:
     return nn.CrossEntropyLoss(), Mlp(), data, {"Loss": None}
 
 
-@pytest.mark.usefixtures("one_picture")
-def test_a_torch_net_and_a_criterion_give_mindspores_landscapes(tmp_path: Path) -> None:
-    landscapes = ds.SummaryLandscape(golden_mlp.GOLDEN / "summary", mode="mindspore")
-    grids = landscapes.gen_landscapes_with_multi_process(callback_fn, device_ids=[0], output=tmp_path)
-    stored = golden_mlp.stored()
-    assert {grid.tag for grid in grids.values()} == stored.keys()
-    for grid in grids.values():
-        if grid.decomposition == "PCA":
-            np.testing.assert_allclose(grid.z, stored[grid.tag]["z"], rtol=0, atol=1e-5)
-            np.testing.assert_allclose(grid.path_loss, stored[grid.tag]["pz"], rtol=0, atol=1e-5)
-    assert sorted(path.name for path in (tmp_path / "landscape").glob("*.png")) == [
-        *(f"landscape_{path}{kind}.png" for path in ("1-4", "3-6") for kind in ("", "_curve", "_surface")),
-        "landscape_6.png",
-        "landscape_6_surface.png",
-    ]
-
-
 @pytest.mark.usefixtures("no_matplotlib")
 def test_a_run_of_torch_is_drawn_from_its_trajectory(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -52,22 +52,6 @@ def test_metrics_and_errors_come_with_the_loss() -> None:
     assert grid.quantities["accuracy"][at] == pytest.approx(expected)
 
 
-def test_quantities_of_named_data_sets_have_their_names_before_them() -> None:
-    first, second = batches()[:2], batches()[2:4]
-    evaluation = ds.Evaluation(metrics={"accuracy": accuracy}, stderr=True)
-    grid = random_plane(batches={"train": first, "test": second}, loss_fn=by_rows, evaluation=evaluation)
-    assert grid.data_sets == ("train", "test")
-    assert list(grid.quantities) == [
-        *("train/accuracy", "train/stderr"),
-        *("test/loss", "test/accuracy", "test/stderr"),
-    ]
-    alone = random_plane(batches=first, loss_fn=by_rows, evaluation=evaluation)
-    assert (alone.data_sets, list(alone.quantities)) == ((), ["accuracy", "stderr"])
-    assert grid.stderr is not None
-    assert alone.stderr is not None
-    assert grid.stderr.tobytes() == alone.stderr.tobytes()
-
-
 def test_a_loader_that_does_not_fit_is_streamed_unless_that_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -135,18 +135,6 @@ def test_a_joint_plane_of_one_path_cut_in_two_is_its_pca_plane(tmp_path: Path) -
     assert draw(around=None, runs=cut, centering="last").z.tobytes() == draw(around=whole).z.tobytes()
 
 
-def test_grids_of_every_kind_are_saved_and_loaded(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, seed) for name, seed in [("a", 1), ("b", 2), ("c", 3)]]
-    grids = draw(around=None, runs=runs, directions=("pca", "triangle"))
-    assert list(grids) == ["pca", "triangle"]
-    line = draw(around=runs[0], directions="line")
-    for grid in (*grids.values(), line):
-        grid.save(tmp_path / "grid.npz")
-        loaded = LossGrid.load(tmp_path / "grid.npz")
-        for field in ("kind", "runs", "run_lengths", "numbers", "tag"):
-            assert getattr(loaded, field) == getattr(grid, field)
-
-
 def test_only_what_a_pattern_names_moves(tmp_path: Path) -> None:
     run, states = RunDir(tmp_path / "run").create(), walk(4)
     save_path(run, states, [[1, 2, 3, 4]])
@@ -303,16 +291,6 @@ def test_files_of_torch_save_are_refused_with_what_to_do(tmp_path: Path) -> None
         with pytest.raises(InvalidValueError, match=r"torch\.save are not read here.*weights_only=True"):
             draw(around=tmp_path / name)
     assert draw(around=make_run(tmp_path / "run.pt", 1), size=3).kind == "pca"
-
-
-def test_the_rounding_is_that_of_the_models_dtype() -> None:
-    state = {name: array.astype(np.float64) for name, array in start_of(1).items()}
-    tiny = {name: np.full(array.shape, 1e-9) for name, array in state.items()}
-    other = tiny | {"d2.bias": np.array([1e-9, -1e-9, 1e-9])}
-    asked = {"around": state, "directions": Directions(x=tiny, y=other), "normalization": "none", "size": 3}
-    assert draw(**asked).rounding["x"] > 0.9
-    model = Mlp(np.float64)
-    assert draw(model=model, **asked).rounding["x"] == 0
 
 
 def test_runs_of_one_name_are_numbered_apart_also_from_one_that_is_called_so(tmp_path: Path) -> None:

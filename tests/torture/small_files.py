@@ -219,7 +219,7 @@ def _npz(data: bytes, generator: random.Random) -> bytes:
 
 def _checkpoint(data: bytes, generator: random.Random) -> bytes:
     """Bytes; a header of safetensors with the right length; a frame with the right CRC; a field of JSON."""
-    if data[:1] == b"{":
+    if data[:1] == b"{" and data.isascii():  # one that is encrypted may begin so, too
         return _json(data, generator)
     size = int.from_bytes(data[:8], "little")
     if data[8:9] == b"{" and generator.random() < 0.6:

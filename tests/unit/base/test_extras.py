@@ -35,11 +35,6 @@ def test_all_missing_packages_are_named_at_once(hide_package: Callable[[str], No
     )
 
 
-def test_a_package_that_is_there_is_imported() -> None:
-    assert extra("a test", "json.decoder").JSONDecoder
-    require("a test", "json")
-
-
 def test_an_error_inside_of_a_package_is_not_taken_for_a_missing_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

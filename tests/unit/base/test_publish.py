@@ -11,7 +11,6 @@ import pytest
 from distsummary.base.publish import (
     STALE_S,
     check_writable,
-    ensure_directory,
     is_gone,
     is_in_use,
     publish,
@@ -19,25 +18,13 @@ from distsummary.base.publish import (
     replacing,
     temporary_name,
 )
-from distsummary.errors import NotADirectoryPathError, RunDirError
+from distsummary.errors import RunDirError
 from tests.disks import FULL, room_for
 
 
 @pytest.fixture
 def path(nasty_tmp_path: Path) -> Path:
     return nasty_tmp_path / "file"
-
-
-def test_ensure_directory_makes_the_parents_and_likes_what_is_there(tmp_path: Path) -> None:
-    ensure_directory(tmp_path / "a" / "b")
-    ensure_directory(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-def test_ensure_directory_names_a_file_in_the_way(path: Path) -> None:
-    path.touch()
-    with pytest.raises(NotADirectoryPathError, match=re.escape(str(path / "below"))):
-        ensure_directory(path / "below")
 
 
 def test_a_directory_that_takes_no_files_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 import distsummary as ds
-from distsummary.base.checks import suggests
 from distsummary.base.redaction import redacted
 from distsummary.diagnosis.alert_sender import check_on_alert
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -21,10 +20,6 @@ from distsummary.errors import InvalidTypeError, InvalidValueError
 def test_an_unknown_argument_gets_the_nearest_name(name: str, said: str) -> None:
     with pytest.raises(InvalidTypeError, match=f"init has no argument '{name}'; {said}"):
         ds.init("runs/a", **{name: 1})
-
-
-def test_known_arguments_pass() -> None:
-    assert suggests(lambda a, *, b=2: a + b)(1, b=3) == 4
 
 
 @pytest.mark.parametrize(

@@ -138,13 +138,6 @@ def test_a_mesh_that_does_not_fit_stops_no_training_and_deals_nothing(tmp_path, 
     assert any("mesh" in reason for reason in collector.health().errors)
 
 
-def test_of_several_ranks_each_writes_one_dialect(tmp_path, writers):
-    for world, formats in ((1, ("mindspore", "tensorboard")), (2, ("mindspore",))):
-        topology = Topology(world_size=world)
-        train(SummaryCollector(tmp_path, topology=topology, coordinator=ListCoordinator()))
-        assert writers[0].spec.formats == formats
-
-
 def test_nothing_is_collected_that_was_not_asked_for(tmp_path, writers):
     train(SummaryCollector(tmp_path, keep_default_action=False), log={"acc": 1})
     assert {value.plugin for event in writers[0].events for value in event.values} == {"scalar"}

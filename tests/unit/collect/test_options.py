@@ -74,15 +74,6 @@ def test_the_users_dict_is_neither_kept_nor_changed():
     assert given == {"collect_metric": True}
 
 
-@pytest.mark.parametrize("affix", ["events", "_MS", "a.b.c", "9"])
-def test_plain_affixes_are_taken(affix):
-    assert check_file_affix("file_suffix", affix) == affix
-
-
-def test_checksums_is_a_bool_or_a_number_of_steps():
-    assert (check_checksums(True), check_checksums(7)) == (True, 7)
-
-
 def test_what_cannot_be_an_option_is_refused_by_its_name():
     both, pattern = {"histogram_regular": "b"}, r'tensors must be a pattern .* "\.\*" chooses all'
     twice = r"histograms=.*\['histogram_regular'\]='b' both choose"

@@ -636,17 +636,6 @@ def test_the_inner_writer_learns_that_a_caller_waits():
     assert sink.hurries == [False, True]
 
 
-def test_close_is_idempotent_and_ends_the_thread():
-    sink = Sink()
-    writer = start(sink)
-    writer.close()
-    writer.close()
-    assert sink.closed == 1
-    assert not writer._thread.is_alive()
-    with pytest.raises(ClosedError):
-        writer.write(event(1))
-
-
 def row(step: int, *numbers: float) -> bytes:
     return row_struct(len(numbers)).pack(1.5, step, *numbers)
 
@@ -676,19 +665,6 @@ def test_a_burst_of_rows_is_handed_over_in_pieces_that_hold_no_one_up():
     assert [batch.size for batch in sink.batches] == [AT_ONCE] * 3
     writer.close()
     assert sink.steps == list(range(3 * AT_ONCE))
-
-
-def test_rows_of_a_stalled_writer_are_bounded_then_dropped_and_counted(ticking: Ticking):
-    sink = Sink()
-    sink.gate.clear()
-    writer = start(sink, budget_bytes=100 * (ROW_BYTES + NUMBER_BYTES), clock=ticking)
-    for step in range(1000):
-        writer.write_row(LOSS, row(step, 0.5))
-    assert writer.health().dropped == {"scalar": 900}
-    sink.gate.set()
-    writer.close()
-    assert sink.steps == list(range(100))
-    adds_up(writer, scalar=1000)
 
 
 @pytest.mark.parametrize("tags", [1, 100, 10_000])

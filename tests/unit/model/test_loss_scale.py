@@ -3,7 +3,7 @@
 import pytest
 
 from distsummary.errors import InvalidTypeError, InvalidValueError, NonFiniteError
-from distsummary.model.loss_scale import DynamicLossScaleManager, FixedLossScaleManager, LossScaleManager
+from distsummary.model.loss_scale import DynamicLossScaleManager, FixedLossScaleManager
 
 
 def test_a_fixed_scale_stays():
@@ -56,8 +56,3 @@ def test_a_thousand_overflows_in_a_row_are_enough():
 def test_bad_arguments_are_refused(make, kind):
     with pytest.raises(kind):
         make()
-
-
-def test_an_own_manager_says_its_scale():
-    with pytest.raises(NotImplementedError):
-        LossScaleManager().get_loss_scale()
