@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.hosts import SHARED, Hosts, can_make_hosts
+from tests.conftest import ROOT
 
 pytestmark = [
     pytest.mark.interop,
@@ -342,6 +344,22 @@ def test_a_hang_because_of_a_cut_cable_names_the_host(tmp_path: Path) -> None:
         assert {alert["cause"] for alert in alerts} <= {"hang", "lost"}, found
         assert all("host h1 is not reached since" in alert["evidence"] for alert in alerts), found
         assert {rank for alert in alerts for rank in alert["ranks"]} in ({0, 1}, {2, 3}), found
+
+
+def test_what_the_home_refuses_names_it(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(ROOT / "distsummary", site / "distsummary", ignore=shutil.ignore_patterns("__pycache__"))
+    module = site / "distsummary" / "rundir" / "attempts.py"
+    module.write_text(f"{module.read_text()}\nPROTOCOL += 1\n")
+    other = {"PYTHONPATH": f"/tmp/site:{ROOT}"}  # another version on one host
+    script = TRAIN.replace('"auto"', f'"auto", runtime_env={{"env_vars": {other}}}')
+    with cluster(tmp_path / "hosts") as hosts:
+        hosts.copy(1, site, "/tmp/site")
+        done = hosts.run(1, "python", "-c", script, RUN, "2", "10", hosts.address(1), environment=other)
+        assert "RunDirError: h0, the home of the run, has another version of" in done.stderr
+        hosts.run(0, "touch", "/home/user/runs")
+        done = hosts.run(0, "python", "-c", TRAIN, RUN, "2", "10", hosts.address(1))
+        assert f"at the home of the run, h0: {RUN} must be a directory" in done.stderr
 
 
 def test_while_the_disk_of_the_home_is_full_nothing_is_lost(tmp_path: Path) -> None:
