@@ -1,8 +1,6 @@
 """Processes that end without closing their run, and forked children that end before their parents."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -10,11 +8,10 @@ from distsummary.collect.summary_collector import SummaryCollector
 from distsummary.events.index import is_index
 from distsummary.events.reader import read_directory, read_lineage
 from distsummary.rundir.run_dir import RunDir
-from distsummary.rundir.states import RunState, read_run
+from distsummary.rundir.states import read_run
 from distsummary.runs.recorded_run import open_run
 from distsummary.training.callbacks import CallbackParams, RunContext
 from tests.manifests import whole_manifest
-from tests.patience import PATIENCE_S
 from tests.programs import run_python
 
 LOOP = """
@@ -177,38 +174,6 @@ def test_the_manifest_reports_a_training_that_failed_from_one_that_was_interrupt
     assert newest is not None
     assert newest.state == state
     assert (newest.failure and newest.failure[:2]) == ((0, error) if state == "failed" else None)
-
-
-RANK = """
-import sys
-import distsummary as ds
-
-with ds.init(sys.argv[1], system_metrics=False) as run:
-    for step in run.steps(range(2)):
-        run.log(loss=0.5)
-    if run.rank == int(sys.argv[2]):
-        raise OSError("no data")
-"""
-
-
-def test_a_run_of_several_processes_is_failed_until_an_attempt_of_all_of_them_finishes(tmp_path):
-    def start(job: str, failing: int) -> RunState:
-        command = [sys.executable, "-c", RANK, str(tmp_path), str(failing)]
-        slurm = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
-        places = [os.environ | slurm | {"SLURM_PROCID": str(rank)} for rank in range(2)]
-        ranks = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for env in places]
-        assert [rank.wait(PATIENCE_S) for rank in ranks] == [int(rank == failing) for rank in range(2)]
-        run = read_run(tmp_path)
-        assert run.state == RunDir(tmp_path).read_manifest()["state"]
-        return run
-
-    run = start("1", failing=1)
-    assert run.state == "failed"
-    assert run.attempts[0].failure is not None
-    assert run.attempts[0].failure[:2] == (1, "OSError: no data")
-    run = start("2", failing=-1)  # not refused, although rank 0 had finished
-    assert ([attempt.state for attempt in run.attempts], run.state) == (["failed", "finished"], "finished")
-    assert run.attempts[1].failure is None
 
 
 FORK = """

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 import distsummary as ds
-from benchmarks.zoo import cells, tables
+from benchmarks.zoo import cells
 from benchmarks.zoo.launch import command, environ, run
-from benchmarks.zoo.plans import FULL, RANKS, causes_of, episodes, steps_for
-from benchmarks.zoo.trainings import TRAININGS, WORKERS
+from benchmarks.zoo.plans import RANKS
 from benchmarks.zoo.verdicts import judged, reported
 from tests.patience import PATIENCE_S
 from tests.programs import run_python
@@ -86,17 +85,6 @@ def test_naming_rank_0_while_it_validates_is_no_false_alarm(judge: Any):
     assert judge(reported_at, training="validation")[1] == reported_at[1:]
 
 
-@pytest.mark.parametrize("name", TRAININGS)
-def test_no_rank_is_slowed_twice_in_the_same_place(name: str):
-    planned = episodes(name, FULL)
-    assert len(planned) == 2 * len(causes_of(name))
-    assert len({(one["rank"], one["place"]) for one in planned}) == len(planned)
-    ends = [0, *(one["end"] for one in planned)]
-    assert all(one["start"] >= end + 50 for one, end in zip(planned, ends, strict=False))
-    assert steps_for(planned) % 200 == 0
-    assert all(("workers" in one) == (one["place"] == "data" and WORKERS[name] > 0) for one in planned)
-
-
 def test_comments_docstrings_and_other_trainings_void_no_result(tmp_path: Path):
     plain, commented = tmp_path / "a.py", tmp_path / "b.py"
     plain.write_text("@training('one', size=1)\ndef one(job):\n    return 1\n")
@@ -106,30 +94,6 @@ def test_comments_docstrings_and_other_trainings_void_no_result(tmp_path: Path):
     )
     assert cells.code(plain) != cells.code(commented)
     assert cells.code(plain, "one") == cells.code(commented, "one")
-
-
-def test_the_table_has_what_is_measured_and_is_put_into_a_document(tmp_path: Path):
-    common = {"commit": "abc", "date": "2026-11-24", "machine": "2 x CPU", "other_cores": 0.0}
-    trained = {"own_ms": [15.0], "wall_ms": 40.0, "false_intervals": 0, "abstained": 12}
-    reported_at = fault(1, "forward", 100) | {
-        "outcome": "right",
-        "delay": 7,
-        "lost_s": None,
-        "is_rank_right": True,
-    }
-    rows = {
-        "clean/mlp": common | trained | {"episodes": [], "clean_steps": 2000},
-        "slow/mlp": common | trained | {"episodes": [reported_at], "clean_steps": 900},
-    }
-    document = tmp_path / "ranks.md"
-    document.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
-    tables.put_into(document, tables.table(rows))
-    text = document.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "old" not in text
-    assert "| mlp | 15 | 40 | 2000 | 0 | 12 | 1 of 1 |" in text
-    assert "1 of 1 (7)" in text
 
 
 @pytest.mark.long

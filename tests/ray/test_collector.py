@@ -25,12 +25,11 @@ from distsummary.events.reader import read_directory
 from distsummary.events.segments import segments
 from distsummary.events.spec import WriterSpec
 from distsummary.format.frames import read_frames
-from distsummary.format.records import DIALECTS, NORMS, Batch, Event, Value
+from distsummary.format.records import DIALECTS, Batch, Event, Value
 from distsummary.format.wire import read_identity
 from tests.conftest import ROOT
 from tests.patience import PATIENCE_S
 from tests.programs import run_python
-from tests.unit.format import samples
 
 RUN_ID = "00000000000000ab"
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -94,22 +93,6 @@ def test_a_killed_collector_costs_no_event_and_doubles_none(tmp_path):
         assert steps(tmp_path, dialect) == list(range(sent))
     health = writer.health()
     assert (health.dropped, health.events, health.last_seq) == ({}, sent, sent)
-
-
-def test_the_norms_of_a_rank_come_through_a_killed_collector(tmp_path):
-    remote, writer = open_remote(tmp_path)
-    for step in range(1, 201):
-        writer.write(Event(step, 0.0, [Value("scalar", "loss", 0.5), samples.norms(step=step)]))
-        if step == 100:
-            writer.flush()
-            os.kill(collector_pid(remote), signal.SIGKILL)
-    writer.close()
-    found = [(event.step, value.data) for event, value in values(tmp_path) if value.plugin == NORMS]
-    assert [step for step, _ in found] == [*range(1, 201)]
-    for step, norms in found:
-        assert norms.table == samples.norms().data.table
-        assert norms.gradient_sums[0] == step**2
-    assert writer.health().dropped == {}
 
 
 def test_collectors_start_while_every_cpu_is_reserved(tmp_path):

@@ -166,18 +166,6 @@ def test_own_errors_of_workers_are_raised_as_they_are() -> None:
     assert found[0] == found[1]
 
 
-def test_an_error_in_a_product_with_the_hessian_is_reported_in_one_line() -> None:
-    def loss_fn(model: Any, batch: Any) -> Any:
-        raise ZeroDivisionError("in the loss")
-
-    for workers in (0, 1):
-        with pytest.raises(
-            LandscapeError, match=r"ZeroDivisionError: in the loss in batch \d in a product"
-        ) as failed:
-            product(BatchLoss(loss_fn), workers)
-        assert type(failed.value.__cause__) is ZeroDivisionError
-
-
 def test_what_cannot_be_pickled_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with open(tmp_path / "file", "w") as file:
 
