@@ -1,8 +1,6 @@
 """Trainings on several ranks through the whole way: loop, collector actor, files, merged run."""
 
 import os
-import signal
-import threading
 import time
 
 import numpy as np
@@ -111,78 +109,3 @@ def test_a_collector_of_several_ranks_has_an_aggregator_as_ds_init_has(tmp_path)
 
     ds.launch(train, ranks=2, backend=None)
     assert scalars(tmp_path / "run", "loss") == {1: 0.5, 2: 0.5, 3: 0.5}
-
-
-@pytest.mark.long
-def test_collectors_killed_during_a_training_cost_no_acknowledged_event_and_double_none(tmp_path):
-    steps = 150
-    ended = threading.Event()
-    killed = []
-
-    def train():
-        with ds.init(tmp_path / "run", record=ds.Record(collectors="rank")) as run:
-            for _ in run.steps(range(steps)):
-                time.sleep(0.02)  # a step of a real training: long enough to be killed in
-                while run.step == 10 and not (tmp_path / "killed").exists():
-                    time.sleep(0.02)  # on a busy machine, collectors come up late
-                run.log(loss=float(run.step))
-
-    def kill_now_and_then():
-        # Not for ever: on a busy machine one that is killed every 0.7 s never gets to its first answer.
-        while len(killed) < 4 and not ended.wait(0.7):
-            for process in collectors()[:1]:
-                os.kill(process.pid, signal.SIGKILL)
-                killed.append(process.pid)
-                (tmp_path / "killed").touch()
-
-    killer = threading.Thread(target=kill_now_and_then)
-    killer.start()
-    try:
-        ds.launch(train, ranks=2, backend=None)
-    finally:
-        ended.set()
-        killer.join()
-    assert killed
-    run_dir = RunDir(tmp_path / "run")
-    for rank, path in run_dir.rank_dirs().items():
-        health = whole_manifest(run_dir)["attempts"][0]["ranks"][str(rank)]["health"]
-        assert health["dropped"] == 0
-        found = seqs(path, "mindspore")
-        assert found == sorted(set(found))  # each once, in order
-        assert scalars(path, "loss") == {step: float(step) for step in range(1, steps + 1)}
-    assert scalars(run_dir.base, "loss") == {step: float(step) for step in range(1, steps + 1)}
-
-
-@pytest.mark.long
-def test_fsdp2_records_loss_mesh_and_shards(tmp_path):
-    def train():
-        import torch
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
-        fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("fsdp",)))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"collect_freq": 2, "histograms": ".*", "tensors": "0.weight"}
-        with ds.init(tmp_path / "run", watch=model, optimizer=optimizer, **options) as run:
-            for x in run.steps([torch.ones(4, 6)] * 4):
-                loss = model(x).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                run.log(loss=loss)
-        return {name: tuple(p.to_local().shape) for name, p in model.named_parameters()}
-
-    local_shapes = ds.launch(train, ranks=2)
-    run_dir = RunDir(tmp_path / "run")
-    ranks = whole_manifest(run_dir)["attempts"][0]["ranks"]
-    assert [ranks[str(rank)]["mesh"] for rank in range(2)] == [{"fsdp": [0, 2]}, {"fsdp": [1, 2]}]
-    for rank, path in run_dir.rank_dirs().items():
-        assert set(scalars(path, "loss")) == {1, 2, 3, 4}
-        values = [v for e in read_directory(path) for v in e.values if v.shard is not None]
-        tensors = [v for v in values if v.plugin == "tensor"]
-        assert {v.plugin for v in values} == {"tensor", "histogram"}
-        assert {v.shard.global_shape for v in tensors} == {(5, 6)}
-        assert {v.shard.offset for v in tensors} == {(0, 0) if rank == 0 else (3, 0)}
-        assert {v.data.shape for v in tensors} == {local_shapes[rank]["0.weight"]}

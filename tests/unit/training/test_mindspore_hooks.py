@@ -160,21 +160,30 @@ def test_an_error_in_a_hook_ends_the_training_and_leaves_all_callbacks():
     check(seen, GOLDEN["error"])
 
 
-@pytest.mark.parametrize("case", ["keys of train", "keys of fit", "keys of eval"])
-def test_a_hook_finds_every_parameter_that_mindspore_gives_it(case):
+def parameters_found(case, run):
+    """What each hook found in a training or evaluation, which is at least what MindSpore gives it."""
     found = {}
 
     def keep(hook):
         return lambda self, run_context: found.__setitem__(hook, set(run_context.original_args()))
 
-    callback = type("Keys", (Callback,), {hook: keep(hook) for hook in HOOKS})()
-    if case == "keys of eval":
-        evaluate(callback)
-    else:
-        train(callback, steps=3, evaluated=2 if case == "keys of fit" else 0)
+    run(type("Keys", (Callback,), {hook: keep(hook) for hook in HOOKS})())
     assert found.keys() == GOLDEN[case].keys()
     for hook, names in GOLDEN[case].items():
         assert set(names) - (LAST_BATCH if "train" in hook else set()) <= found[hook], hook
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "run"),
+    [
+        ("keys of train", lambda callback: train(callback, steps=3)),
+        ("keys of fit", lambda callback: train(callback, steps=3, evaluated=2)),
+        ("keys of eval", evaluate),
+    ],
+)
+def test_a_hook_finds_every_parameter_that_mindspore_gives_it(case, run):
+    found = parameters_found(case, run)
     if case != "keys of eval":
         assert not {"metrics", "eval_results"} & found["on_train_end"]
 
