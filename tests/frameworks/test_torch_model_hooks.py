@@ -58,32 +58,3 @@ def test_a_hook_finds_every_parameter_that_mindspore_gives_it():
     parameters_found("keys of train", lambda callback: model().train(1, data(), callbacks=callback))
     parameters_found("keys of fit", lambda callback: model().fit(1, data(), data(4), callbacks=callback))
     parameters_found("keys of eval", lambda callback: model().eval(data(), callbacks=callback))
-
-
-def test_the_callback_family_in_one_fit(capsys, tmp_path):
-    history, fitted = ds.History(), model()
-    fitted.fit(
-        2,
-        data(),
-        data(4),
-        callbacks=[
-            ds.LossMonitor(2),
-            ds.TimeMonitor(),
-            ds.LearningRateScheduler(lambda lr, step: lr / 2),
-            history,
-            ds.LambdaCallback(on_train_end=lambda context: print("the end")),
-            ds.SummaryCollector(tmp_path / "run"),
-        ],
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("epoch")][-1].startswith("epoch: 2 step: 3, loss is 0.")
-    assert sum(line.startswith("Eval result: epoch ") for line in lines) == 2
-    assert sum(line.startswith("Train epoch time: ") for line in lines) == 2
-    assert lines[-1] == "the end"
-    assert history.epoch == {"epoch": [1, 2]}
-    assert {name: len(values) for name, values in history.history.items()} == {
-        "net_output": 2,
-        "acc": 2,
-        "Loss": 2,
-    }
-    assert fitted._optimizer.param_groups[0]["lr"] == 0.1 / 2**6
