@@ -100,8 +100,8 @@ def _admit_here(protocol: int, host: str, given: bytes) -> Arrival:
     here = platform.node()
     if protocol != PROTOCOL:
         raise RunDirError(
-            f"{here}, the home of the run, has another version of distsummary than {host}: its protocol is "
-            f"{PROTOCOL}, there {protocol}; install one version on all nodes"
+            f"{here}, the home of the run, and {host} have different versions of distsummary: protocols "
+            f"{PROTOCOL} and {protocol}; install one version on all nodes"
         )
     try:
         return _admit(*pickle.loads(given))
