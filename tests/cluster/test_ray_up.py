@@ -75,4 +75,8 @@ def test_machines_by_ssh_become_a_cluster_that_records_a_run(tmp_path: Path) -> 
         done = hosts.run(0, "python", "-m", "distsummary", "status", "--json", "/home/user/runs/a")
         ranks = json.loads(done.stdout)["attempts"][-1]["ranks"]
         assert [rank["state"] for rank in ranks] == ["finished"] * 4
+        draw = "distsummary landscape runs/a train:parts --size 11"
+        done = hosts.run(0, "ray", "exec", "--no-config-cache", CLUSTER, draw, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert hosts.run(0, "sh", "-c", "ls /home/user/runs/a/landscape/*.npz").stdout
         hosts.run(0, "ray", "down", "-y", CLUSTER, timeout=600)
