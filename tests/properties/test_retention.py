@@ -24,6 +24,7 @@ from distsummary.format.frames import Part
 from distsummary.format.records import DIALECTS, MINDSPORE, TENSORBOARD
 from distsummary.rundir.run_dir import RunDir
 from distsummary.runs.status import read_status
+from distsummary.view.page import page
 from tests.bounded_files import (
     KEEP,
     RUN,
@@ -174,6 +175,7 @@ def test_a_training_keeps_its_newest_bulk_values_and_exports(tmp_path):
     assert RunDir(tmp_path / "run").read_manifest()["keep_bytes"] == 16 << 20
     assert status.is_healthy
     assert main(["fsck", str(tmp_path / "run")]) == 0
+    assert f"bulk values up to step {kept_steps[0] - 1} (" in page(found)["overview"]["removed"]
 
 
 class Dying(Files):
