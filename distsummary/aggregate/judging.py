@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -12,11 +13,15 @@ from distsummary.diagnosis.judge import Judge, own_times
 from distsummary.diagnosis.same_steps import SameSteps
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.uneven import Unevenness
-from distsummary.diagnosis.verdict import INFO, SLOW, Verdict
+from distsummary.diagnosis.verdict import DRIFT, INFO, SLOW, UNEVEN, Verdict
 from distsummary.format.own_tags import ALERT_RANK, ALERT_TEXT
 from distsummary.format.records import Value
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import RunDir
+
+COMPARED = (*SLOW, DRIFT, UNEVEN)  # causes that are found by comparing the same step of ranks
+_NO_INTS = np.zeros(0, np.int64)
+_NOTHING = RecordedScalars([], _NO_INTS, _NO_INTS, _NO_INTS, np.zeros(0))
 
 
 class Judging:
@@ -39,42 +44,59 @@ class Judging:
             return self._meshes.place(attempt, rank).coordinates
 
         self._attempt, self._sick = attempt, SickRanks(self._meshes, attempt)
-        self._judge, self._costs = Judge(coordinates), Costs(coordinates)
         self._same, self._uneven = SameSteps(), Unevenness()
+        self._judge, self._costs = Judge(coordinates, self._same.counted), Costs(coordinates)
 
     def add(self, rows: RecordedScalars, attempt: int) -> list[Verdict]:
         """Judge some steps of an attempt; returns the verdicts that are new, and those that end."""
         # Another attempt has other processes, perhaps on other hosts: its ranks are judged by themselves.
         if attempt != self._attempt:
             self._settle()
+            self._verdicts |= {
+                key: self._as_recorded(one) for key, one in self._verdicts.items() if key[0] == self._attempt
+            }
             self._steps, self._abstained = self.steps, self.abstained
             self._begin(attempt)
         # Numbers as the files hold them give equal verdicts while the ranks train and afterwards.
         with np.errstate(over="ignore"):
             rows = rows._replace(values=rows.values.astype(np.float32).astype(np.float64))
-        is_same = self._same.keep(*rows)
-        alike = rows
-        if is_same is not None:
-            _, which, ranks, steps, values = rows
-            alike = RecordedScalars(
-                rows.tags, which[is_same], ranks[is_same], steps[is_same], values[is_same]
-            )
-        changed = self._sick.add(rows, alike)
-        costs = {times.step: times for times in step_times(*alike)}
-        for reported in own_times(*alike):
-            found = self._judge.add(reported)
-            if reported.step in costs:
-                counted = self._judge.counted(costs[reported.step])
-                self._costs.add(counted)
-                self._uneven.add(counted)
-            changed += map(self._costs.note, found)
+        changed = [*self._sick.add(rows), *self._compare(RecordedScalars(*self._same.align(rows)))]
         self._report(changed, attempt)
         # A verdict that lasts is reported again when it costs much more than before.
         lasting = [
             one for key, one in self._verdicts.items() if key[0] == attempt and self._costs.has_grown(one)
         ]
         self._report(map(self._costs.note, lasting), attempt)
+        return [*map(self._as_recorded, changed)]
+
+    def _compare(self, alike: RecordedScalars) -> list[Verdict]:
+        """Judge what the ranks of the newest attempt recorded at the same steps."""
+        changed = self._sick.compare(alike, self._same.since)
+        costs = {times.step: times for times in step_times(*alike)}
+        for reported in own_times(*alike):
+            found = self._judge.add(reported)
+            # A step that some ranks did not measure is among those for which another one stands.
+            if reported.step in costs and not self._judge.is_partial:
+                counted = self._judge.counted(costs[reported.step])
+                self._costs.add(counted)
+                self._uneven.add(counted)
+            changed += map(self._costs.note, found)
         return changed
+
+    def _as_recorded(self, verdict: Verdict) -> Verdict:
+        """A verdict with the steps that its rank counts, where those of the ranks are compared as others."""
+        if verdict.cause not in COMPARED or not self._same.said:
+            return verdict
+        own = partial(self._same.own, verdict.rank)
+        return replace(
+            verdict,
+            since_step=own(verdict.since_step),
+            until_step=None if verdict.until_step is None else own(verdict.until_step),
+            reported_step=own(verdict.reported_step),
+            intervals=tuple(
+                (own(since), None if until is None else own(until)) for since, until in verdict.intervals
+            ),
+        )
 
     def add_samples(self, rows: RecordedScalars, attempt: int) -> list[Verdict]:
         """Judge samples of the system that came when their steps had been judged."""
@@ -98,10 +120,12 @@ class Judging:
                     if (other[0], other[2]) == (attempt, verdict.cause)
                 )
                 verdict = next(one for one in alike if verdict.rank in (one.rank, *one.ranks))
-            self._on_verdict(attempt, verdict)
+            self._on_verdict(attempt, self._as_recorded(verdict))
 
     def _settle(self) -> None:
         """Note what the verdicts of the attempt cost that last, and how often ranks have stalled by now."""
+        left = RecordedScalars(*self._same.align(_NOTHING, is_end=True))
+        self._report([*self._compare(left), *self._sick.settle()], self._attempt)
         for now in self._judge.lasting:
             key = self._attempt, now.rank, now.cause, now.since_step
             if key in self._verdicts and self._verdicts[key].until_step is None:
@@ -122,7 +146,7 @@ class Judging:
 
     @property
     def apart(self) -> str:
-        """Which ranks of the newest attempt were not compared at some steps, in a sentence; or empty."""
+        """Where ranks of the newest attempt are compared at other steps than they count; or empty."""
         return self._same.said
 
     @property
@@ -139,6 +163,9 @@ class Judging:
             if attempt == self._attempt and is_small(one.cause, one.lost_s, self._uneven.wall_s)
             else (attempt, one)
             for attempt, one in said
+        ]
+        said = [
+            (attempt, self._as_recorded(one) if attempt == self._attempt else one) for attempt, one in said
         ]
         explained_s = sum(one.lost_s for attempt, one in said if attempt == self._attempt)
         uneven = self._uneven.verdict(explained_s)

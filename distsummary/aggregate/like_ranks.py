@@ -31,13 +31,18 @@ class LikeRanks:
         self._batches = SameBatches(self._coordinates)
         self._memory = MemoryImbalance()
 
-    def add(self, rows: RecordedScalars, alike: RecordedScalars) -> list[Verdict]:
-        """Compare some steps, larger than those before; returns what is new or ends.
-
-        `alike`: the scalars of ranks that make the same step, see `SameSteps`.
-        """
+    def add(self, rows: RecordedScalars) -> list[Verdict]:
+        """Compare some steps, larger than those before; returns what is new or ends."""
         found = [] if self._is_compared else self._settings(rows)
-        return [*found, *self._drift.add(*alike), *self._batches.add(*rows)]
+        return [*found, *self._batches.add(*rows)]
+
+    def compare(self, alike: RecordedScalars, since: int) -> list[Verdict]:
+        """Compare the parameters at the same steps, and `since` when these are aligned, see `SameSteps`."""
+        return self._drift.add(*alike, aligned=since)
+
+    def settle(self) -> list[Verdict]:
+        """What is found if no steps follow."""
+        return self._drift.settle()
 
     def add_samples(self, rows: RecordedScalars) -> list[Verdict]:
         """Compare samples of the system, of any steps."""

@@ -35,19 +35,24 @@ class SickRanks:
 
         return LikeRanks(self._meshes, self._attempt, self._of)
 
-    def add(self, rows: RecordedScalars, alike: RecordedScalars) -> list[Verdict]:
-        """Judge all scalars of some steps, larger than those before; returns what is new or ends.
-
-        `alike`: those of ranks that make the same step, see `SameSteps`.
-        """
+    def add(self, rows: RecordedScalars) -> list[Verdict]:
+        """Judge all scalars of some steps, larger than those before; returns what is new or ends."""
         if not len(rows.steps):
             return []
         return [
             *self._non_finite.add(*rows),
-            *(self._like.add(rows, alike) if self._like is not None else ()),
+            *(self._like.add(rows) if self._like is not None else ()),
             *self._loader.add(*rows),
             *self.add_samples(rows),
         ]
+
+    def compare(self, alike: RecordedScalars, since: int) -> list[Verdict]:
+        """Judge what all ranks have alike at the same step, as `SameSteps` returns it."""
+        return [] if self._like is None else self._like.compare(alike, since)
+
+    def settle(self) -> list[Verdict]:
+        """What is found if no steps follow."""
+        return [] if self._like is None else self._like.settle()
 
     def add_samples(self, rows: RecordedScalars) -> list[Verdict]:
         """Judge samples of the system, of any steps."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.diagnosis.check_tags import PARTS, axes_of, group_of, located
-from distsummary.diagnosis.verdict import DRIFT, Verdict
+from distsummary.diagnosis.verdict import DRIFT, ERROR, INFO, Verdict
 from distsummary.format.own_tags import BITS_TAGS
 from distsummary.rundir.rank_facts import RankFacts
 from distsummary.rundir.topology import DATA_AXES
@@ -19,6 +19,10 @@ Floats = NDArray[np.float64]
 Sums = tuple[int, ...]
 
 SILENT = 128  # steps: a rank that has reported nothing at all for so long is not waited for
+# Ranks that average their parameters now and then (local SGD) all differ in between, and stages of a pipeline
+# always do. So where no two ranks agree, that is an error only after PATIENCE steps, and APART times the
+# longest time after which they were equal again. Of ranks that never were, after an update, it is none.
+PATIENCE, APART = 64, 3
 NAMED = 8  # ranks that are named at a step
 
 # a group of parameters, the digest of their names and shapes, and the place of the ranks that hold them
@@ -29,7 +33,8 @@ class Drift:
     """Compares the bit sums of the parameters that ranks have copies of, step by step.
 
     Parameters of other names or shapes, as of the stages of a pipeline, are no copies. Of three or more
-    copies, the majority is right. Of two, or if there is no majority, all are named.
+    copies, the majority is right. Of two, or if there is no majority, all are named. It is an error only of
+    ranks that agreed with others after an update, or if a single one of several parameters differs.
 
     Args:
         coordinates: of a rank: its coordinate on each axis of the mesh; empty if there is none. Only ranks
@@ -45,14 +50,24 @@ class Drift:
         self._coordinates, self._facts = coordinates, facts
         self._replicas: defaultdict[_Peers, _Replicas] = defaultdict(_Replicas)
         self._last_seen = _LastSeen()
+        self._is_aligned = False
 
     def add(
-        self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
+        self,
+        tags: Sequence[str],
+        which: Ints,
+        ranks: Ints,
+        steps: Ints,
+        values: Floats,
+        *,
+        aligned: int = 0,
     ) -> list[Verdict]:
         """Look at N scalars of all ranks at some steps, which must be larger than those before.
 
         Args:
             tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
+            aligned: the first step that ranks count in other ways, see `SameSteps`; 0: none. From then on,
+                ranks must be equal at one step before a difference is an error.
         """
         self._last_seen.add(ranks, steps)
         is_mine = np.array([tag.startswith(BITS_TAGS) for tag in tags], np.bool_)
@@ -77,6 +92,10 @@ class Drift:
             sums[part] = int(value)
         found: list[Verdict] = []
         for step in sorted(reported):
+            if 0 < aligned <= step and not self._is_aligned:
+                self._is_aligned = True
+                for one in self._replicas.values():
+                    one.alike.clear()
             for peers, by_rank in reported[step].items():
                 whole = {rank: tuple(sums) for rank, sums in by_rank.items() if -1 not in sums}
                 found += self._compare(step, peers, dict(sorted(whole.items())))
@@ -100,6 +119,7 @@ class Drift:
         ):
             return []
         vote = _voted(reported)
+        replicas.note(step, reported, vote)
         # A verdict ends when none of the ranks that it names differs any more.
         over = {
             id(verdict): replace(verdict, until_step=replicas.last)
@@ -107,30 +127,56 @@ class Drift:
             if rank in reported and not set(verdict.ranks or (verdict.rank,)).intersection(vote.others)
         }
         replicas.open = {rank: one for rank, one in replicas.open.items() if id(one) not in over}
-        changed = [*over.values()]
-        if not vote.others:
-            replicas.equal = step
-            return changed
-        replicas.last = step
-        # With a majority, each odd rank has its own verdict; without one, a single verdict names all ranks.
+        replicas.last = step if vote.others else replicas.last
+        return [*over.values(), *self._differing(step, peers, vote)]
+
+    def settle(self) -> list[Verdict]:
+        """What is found of the newest comparisons if no others follow."""
+        return [
+            found
+            for peers, replicas in self._replicas.items()
+            if replicas.apart is not None and replicas.last is not None
+            for found in self._differing(replicas.last, peers, _voted(replicas.sums), is_end=True)
+        ]
+
+    def _differing(self, step: int, peers: _Peers, vote: "_Vote", *, is_end: bool = False) -> list[Verdict]:
+        """The verdicts on ranks that differ at a step and have none yet."""
+        replicas = self._replicas[peers]
         new = [rank for rank in vote.others if rank not in replicas.open][:NAMED]
-        for ranks in ([rank] for rank in new) if vote.has_majority else [new] if new else ():
+        if not new or replicas.apart is None:
+            return []
+        is_single = not self._is_aligned and self._is_single(peers[0], vote, replicas.sums)
+        is_long = step - replicas.apart >= max(0 if is_end else PATIENCE, APART * replicas.longest)
+        changed = []
+        # With a majority, each odd rank has its own verdict; without one, a single verdict names all ranks.
+        for ranks in [[rank] for rank in new] if vote.has_majority else [new]:
+            were_alike = len(replicas.alike.intersection(ranks)) >= min(2, len(ranks))
+            is_clear = is_single or (vote.has_majority and were_alike)
+            if not is_clear and not is_long:
+                continue
+            since, level = step if is_clear else replicas.apart, ERROR if is_single or were_alike else INFO
             verdict = Verdict(
                 rank=ranks[0],
                 cause=DRIFT,
-                since_step=step,
+                since_step=since,
                 until_step=None,
-                evidence=self._evidence(step, peers[0], ranks[0], reported, vote, replicas.equal),
+                evidence=self._evidence(peers[0], ranks[0], vote, replicas),
                 reported_step=step,
                 ranks=tuple(ranks) if len(ranks) > 1 else (),
+                level=level,
             )
             replicas.open |= dict.fromkeys(ranks, verdict)
             changed.append(verdict)
         return changed
 
-    def _evidence(
-        self, step: int, group: str, rank: int, reported: Mapping[int, Sums], vote: "_Vote", equal: int | None
-    ) -> str:
+    def _is_single(self, group: str, vote: "_Vote", sums: Mapping[int, Sums]) -> bool:
+        """Whether one of several parameters differs, and no other: no average of them comes to that."""
+        facts = self._facts(vote.model)
+        is_one = located(sums[vote.model], sums[vote.second]) is not None
+        return is_one and facts is not None and len(facts.names_of(group)) > 1
+
+    def _evidence(self, group: str, rank: int, vote: "_Vote", replicas: "_Replicas") -> str:
+        reported = replicas.sums
         other = vote.model if reported[rank] != reported[vote.model] else vote.second
         place = located(reported[rank], reported[other])
         facts = self._facts(rank)
@@ -147,11 +193,11 @@ class Drift:
             what += ", and of two copies either may be right"
         else:
             what += f", and no majority of {len(reported)} agrees"
-        if equal is not None:
-            return f"{what}; all were equal at step {equal:,}"
+        if replicas.equal is not None:
+            return f"{what}; all were equal at step {replicas.equal:,}"
         return (
-            f"{what}, from the first comparison on; is the model wrapped in DDP? If the ranks hold "
-            "parts of a model, or mean to train apart: checksums=False"
+            f"{what}, from the first comparison on: is the model wrapped in DDP? Ranks that hold parts of a "
+            "model, or mean to train apart, differ so"
         )
 
 
@@ -179,13 +225,32 @@ def _voted(reported: Mapping[int, Sums]) -> _Vote:
 class _Replicas:
     """What is known of ranks that hold copies of the same parameters."""
 
-    __slots__ = ("equal", "last", "open", "seen")
+    __slots__ = ("alike", "apart", "equal", "last", "longest", "open", "seen", "sums")
 
     def __init__(self) -> None:
         self.seen: set[int] = set()  # the ranks that reported sums
+        self.sums: Mapping[int, Sums] = {}  # the newest ones
         self.open: dict[int, Verdict] = {}  # rank -> what was reported of it
         self.equal: int | None = None  # the newest step at which all were equal
         self.last: int | None = None  # the newest one at which they were not
+        self.apart: int | None = None  # the first one since they were equal; None: they are
+        self.longest = 0  # steps after which they were equal again
+        self.alike: set[int] = set()  # the ranks that agreed with others after an update
+
+    def note(self, step: int, sums: Mapping[int, Sums], vote: "_Vote") -> None:
+        """Note a comparison."""
+        before, self.sums = self.sums, sums
+        # Parameters that do not move, as while the learning rate is 0, are equal whoever trains them.
+        agree = {
+            rank for rank, one in sums.items() if one == sums[vote.model] and before.get(rank, one) != one
+        }
+        self.alike |= agree if len(agree) > 1 else set()
+        if vote.others:
+            self.apart = step if self.apart is None else self.apart
+            return
+        if self.apart is not None:
+            self.longest = max(self.longest, step - self.apart)
+        self.apart, self.equal = None, step
 
 
 class _LastSeen:

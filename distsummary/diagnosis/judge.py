@@ -119,14 +119,17 @@ class Judge:
     Args:
         coordinates: of a rank: its coordinate on each axis of the mesh; empty if there is none. Only ranks
             that differ in nothing but EQUAL_AXES are compared.
+        counted: of a step: the number by which it is chosen whether it is measured, see `measured_steps`.
 
     Attributes:
         steps: how many have been compared; abstained: of these, at how many the processors were too busy.
     """
 
-    def __init__(self, coordinates: Callable[[int], Mapping[str, int]]) -> None:
+    def __init__(
+        self, coordinates: Callable[[int], Mapping[str, int]], counted: Callable[[int], int] = int
+    ) -> None:
         self.steps = self.abstained = 0
-        self._coordinates = coordinates
+        self._coordinates, self._counted = coordinates, counted
         self._known: frozenset[int] = frozenset()
         self._peers: list[_Peers] = []
 
@@ -134,12 +137,17 @@ class Judge:
         """Judge a step, larger than those before; returns the verdicts that are new, and those that end."""
         if not self._known.issuperset(reported.ranks.tolist()):
             self._group(self._known.union(reported.ranks.tolist()))
-        changed = []
+        changed, counted = [], self._counted(reported.step)
         for peers in self._peers:
-            changed += [_verdict(found, len(peers.ranks) - 1) for found in peers.add(reported)]
+            changed += [_verdict(found, len(peers.ranks) - 1) for found in peers.add(reported, counted)]
         self.steps += any(peers.is_judged for peers in self._peers)
         self.abstained += any(peers.is_judged and peers.is_busy for peers in self._peers)
         return changed
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a rank did not measure the newest step, as it measures fewer of them than its peers."""
+        return any(not peers.is_judged for peers in self._peers)
 
     @property
     def lasting(self) -> list[Verdict]:
@@ -210,7 +218,7 @@ class _Peers:
         if new:
             self._slow.join(ranks)
 
-    def add(self, reported: OwnTimes) -> list[Slow]:
+    def add(self, reported: OwnTimes, counted: int) -> list[Slow]:
         index = np.searchsorted(self.ranks, reported.ranks)
         is_peer = self.ranks[np.minimum(index, len(self.ranks) - 1)] == reported.ranks
         index, every = index[is_peer], reported.every[is_peer]
@@ -222,7 +230,7 @@ class _Peers:
         mine = reported.idle[is_peer]
         idle_ms[index] = np.where(mine < SPARE * took_ms, 0.0, mine)
         for one in {*every.tolist()}:
-            self._next[index[every == one]] = next_measured(reported.step, one)
+            self._next[index[every == one]] = reported.step + next_measured(counted, one) - counted
         # The step is not judged if a rank has still to report it: what the others took at it says little. A
         # rank that reported nothing when it should have is not waited for.
         is_awaited = self._next > reported.step

@@ -3,12 +3,19 @@
 A step is, if the fraction of step * GOLDEN is below 1 / n. Those fractions are spread evenly, and so are
 those of the steps at which something happens again and again (Weyl, 1916): of the stalls at each 32nd step,
 one in n is measured, too. Only of periods near a large Fibonacci number, such as 89 or 144, all or none are
-for a long time. What is measured for n is also measured for each smaller n.
+for a long time. What is measured for n is also measured for each smaller n. Steps are counted by their place
+in the epoch, so that ranks whose epochs have different lengths measure the same ones.
 """
 
 from itertools import count
 
 GOLDEN = 0.6180339887498949  # (sqrt(5) - 1) / 2
+_APART = 7  # short epochs begin at different fractions
+
+
+def counted_in(epoch: int, place: int) -> int:
+    """The number of a step by which it is chosen; of the first epoch: its place, from 1 on."""
+    return place + _APART * (epoch - 1)
 
 
 def is_measured(step: int, every: int) -> bool:

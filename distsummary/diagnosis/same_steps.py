@@ -1,79 +1,176 @@
-"""SameSteps: which ranks make the same step of the same epoch, so that their steps can be compared.
+"""SameSteps: numbers the steps of all ranks alike, by their place in the epoch, so that they can be compared.
 
 Ranks count their steps by themselves. Where one ends an epoch after fewer steps than another, as loaders of
-different lengths and `DDP.join` have it, step n is not the same update on both from the next epoch on.
+different lengths and `DDP.join` have it, step n is not the same update on both from the next epoch on. An
+epoch of all begins after the longest one before it; what ranks record of it is held until then.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsummary.format.own_tags import EPOCH
+from distsummary.diagnosis.measured_steps import counted_in
+from distsummary.format.own_tags import CHECK_TAGS, EPOCH, PERF_TAGS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Rows = tuple[Sequence[str], Ints, Ints, Ints, Floats]  # tags; which of them, ranks, steps, values (N,)
 
-_Begun = tuple[tuple[int, int], ...]  # the first steps of epochs, and their numbers
+# A rank that has recorded nothing for SILENT steps is not waited for, nor one whose epoch is LONGER times as
+# long as any before, nor any while so many scalars are held.
+SILENT, LONGER, MOST_HELD = 128, 8, 1 << 21
+_NEVER = int(np.iinfo(np.int64).max)
+
+
+class _Epochs:
+    """The epochs of a rank: their first steps, by its own count, and their numbers. Both rise."""
+
+    def __init__(self) -> None:
+        self.firsts, self.numbers = [0], [0]
+
+    def begin(self, step: int, number: int) -> None:
+        """Add one; a loop that counts from 1 again, as a second training in a process may, continues here."""
+        self.firsts.append(step)
+        self.numbers.append(max(number, self.numbers[-1] + 1))
 
 
 class SameSteps:
-    """Looks at where the ranks of an attempt begin their epochs."""
+    """Aligns what the ranks of one attempt record, in windows of rising steps.
+
+    Attributes:
+        since: the first step that has another number on a rank; 0: none has.
+    """
 
     def __init__(self) -> None:
-        self._newest: dict[int, tuple[int, int]] = {}  # of each rank: the first step of its epoch, its number
-        self._since: int | None = None  # the first step at which some were apart
+        self._epochs: dict[int, _Epochs] = {}
+        self._starts = {0: 0}  # number of an epoch -> its first step, as all count
+        self._newest = np.zeros(0, np.int64)  # of each rank, by its own count
+        self._is_apart = False
+        self.since = 0
+        self._tags: dict[str, int] = {}  # of what is held
+        self._held = np.zeros((4, 0))  # which of them, ranks, own steps, values
+        self._passed = 0  # the last step that was returned
 
-    def keep(
-        self, tags: Sequence[str], which: Ints, ranks: Ints, steps: Ints, values: Floats
-    ) -> NDArray[np.bool_] | None:
-        """Which of N scalars can be compared at each step: those of the ranks that most agree with.
-
-        None: all of them. Their steps must be larger than those before.
+    def align(self, rows: Rows, *, is_end: bool = False) -> Rows:
+        """What can be compared now, with steps as all count: larger ones than before.
 
         Args:
-            tags: names, each once. which (N,): the index of each scalar's tag. ranks, steps, values: (N,).
+            rows: scalars of some steps, by the ranks' own count, larger than those before.
+            is_end: nothing follows, so that no rank is waited for.
         """
-        rows = np.flatnonzero(which == tags.index(EPOCH)) if EPOCH in tags else np.zeros(0, np.int64)
-        begun: dict[int, _Begun] = {
-            rank: (self._newest[rank],) if rank in self._newest else ((0, 0),)
-            for rank in np.unique(ranks).tolist()
-        }
-        for rank, step, epoch in sorted(
-            zip(ranks[rows].tolist(), steps[rows].tolist(), values[rows].tolist(), strict=True)
+        tags, which, ranks, steps, values = rows
+        more = int(ranks.max(initial=-1)) + 1 - len(self._newest)
+        self._newest = np.append(self._newest, np.zeros(max(0, more), np.int64))
+        np.maximum.at(self._newest, ranks, steps)
+        at = np.flatnonzero(which == tags.index(EPOCH)) if EPOCH in tags else np.zeros(0, np.int64)
+        before = {rank: len(epochs.firsts) - 1 for rank, epochs in self._epochs.items()}
+        for rank, step, number in sorted(
+            zip(ranks[at].tolist(), steps[at].tolist(), values[at].tolist(), strict=True)
         ):
-            begun[rank] += ((step, int(epoch)),)
-        self._newest |= {rank: places[-1] for rank, places in begun.items()}
-        if len({*begun.values()}) < 2:
-            return None
-        numbers = {
-            place: number for number, place in enumerate(sorted({*chain.from_iterable(begun.values())}))
-        }
-        reported, place = np.unique(np.stack([steps, ranks], axis=1), axis=0, return_inverse=True)
-        epochs = np.zeros(len(reported), np.int64)
-        for rank, places in begun.items():
-            mine = reported[:, 1] == rank
-            at = np.searchsorted([first for first, _ in places], reported[mine, 0], "right") - 1
-            epochs[mine] = np.array([numbers[one] for one in places])[at]
-        sides, side, counts = np.unique(
-            np.stack([reported[:, 0], epochs], axis=1), axis=0, return_inverse=True, return_counts=True
-        )
-        # Sorted by step, the side of the most ranks first.
-        order = np.lexsort((-counts, sides[:, 0]))
-        is_usual = np.zeros(len(sides), np.bool_)
-        is_usual[order[np.unique(sides[order, 0], return_index=True)[1]]] = True
-        is_kept = is_usual[side.reshape(-1)]
-        if self._since is None and not is_kept.all():
-            self._since = int(reported[~is_kept, 0].min())
-        kept: NDArray[np.bool_] = is_kept[place.reshape(-1)]
-        return kept
+            self._epochs.setdefault(rank, _Epochs()).begin(step, int(number))
+        if not self._is_apart:
+            begun = {
+                tuple(zip(one.firsts[place:], one.numbers[place:], strict=True))
+                for rank, one in self._epochs.items()
+                if self._newest[rank] + SILENT >= steps.max(initial=0)
+                for place in [before.get(rank, 0)]
+            }
+            if len(begun) < 2:
+                self._starts.update((number, first) for epochs in begun for first, number in epochs)
+                self._passed = int(self._newest.max(initial=0))
+                return rows
+            self._is_apart = True
+        self._hold(rows)
+        return self._due(is_end=is_end)
+
+    def _hold(self, rows: Rows) -> None:
+        """Hold what ranks are compared by."""
+        tags, which, *others = rows
+        is_mine = [tag.startswith((PERF_TAGS, CHECK_TAGS)) for tag in tags]
+        numbers = np.array([self._tags.setdefault(tag, len(self._tags)) for tag in tags], np.int64)
+        mine = np.array(is_mine, np.bool_)[which]
+        new = np.stack([numbers[which[mine]], *(column[mine] for column in others)])
+        self._held = np.concatenate([self._held, new], axis=1)
+
+    def _due(self, *, is_end: bool) -> Rows:
+        """What is held and can be compared now."""
+        awaited = [] if is_end or self._held.shape[1] > MOST_HELD else self._awaited()
+        self._begin_epochs(awaited)
+        # A rank whose epoch has not begun for all has passed those before.
+        reached = [int(self._as_all(rank, self._newest[rank, None])[0]) for rank in awaited]
+        floor = min((step for step in reached if step < _NEVER), default=_NEVER - 1)
+        ranks, own = self._held[1:3].astype(np.int64)
+        steps = np.zeros(own.shape, np.int64)
+        order = np.argsort(ranks, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(ranks[order])) + 1) if len(order) else ():
+            steps[mine] = self._as_all(int(ranks[mine[0]]), own[mine])
+        is_due = steps <= floor
+        found = is_due & (steps > self._passed)
+        which, values = self._held[0, found].astype(np.int64), self._held[3, found]
+        self._held = self._held[:, ~is_due]
+        self._passed = int(steps[found].max(initial=self._passed))
+        return [*self._tags], which, ranks[found], steps[found], values
+
+    def _awaited(self) -> list[int]:
+        """The ranks that may still record steps of epochs which others have ended."""
+        last = int(self._newest.max(initial=0))
+        longest = max(one.firsts[-1] - one.firsts[-2] for one in self._epochs.values())
+        return [
+            rank
+            for rank, one in self._epochs.items()
+            if self._newest[rank] + SILENT >= last
+            and self._newest[rank] - one.firsts[-1] <= LONGER * max(longest, SILENT)
+        ]
+
+    def _begin_epochs(self, awaited: Sequence[int]) -> None:
+        """Begin the epochs that all awaited ranks have come to, each after the last step before it."""
+        reached = min((self._epochs[rank].numbers[-1] for rank in awaited), default=_NEVER)
+        for number in sorted({number for one in self._epochs.values() for number in one.numbers}):
+            if number in self._starts or number > reached:
+                continue
+            ends, firsts = [0], []
+            for rank, one in self._epochs.items():
+                place = bisect_left(one.numbers, number)
+                is_begun = place < len(one.numbers)
+                end = one.firsts[place] - 1 if is_begun else self._newest[rank]
+                ends += self._as_all(rank, np.array([end])).tolist()
+                firsts += one.firsts[place : place + 1]
+            self._starts[number] = max(end for end in ends if end < _NEVER) + 1
+            if not self.since and {*firsts} != {self._starts[number]}:
+                self.since = self._starts[number]
+
+    def _as_all(self, rank: int, steps: Ints) -> Ints:
+        """Steps of a rank, as all count; _NEVER where their epoch has not begun for all."""
+        # A rank that records no epochs, as it joined later, counts as the others do.
+        epochs = self._epochs.get(rank) or next(iter(self._epochs.values()))
+        place = np.searchsorted(epochs.firsts, steps, "right") - 1
+        starts = np.array([self._starts.get(number, _NEVER) for number in epochs.numbers])[place]
+        moved: Ints = np.where(starts < _NEVER, starts - np.array(epochs.firsts)[place] + steps, _NEVER)
+        return moved
+
+    def own(self, rank: int, step: int) -> int:
+        """A step of all by a rank's own count; of those that it did not make, the last one before."""
+        if not self.since or rank not in self._epochs:
+            return step
+        epochs = self._epochs[rank]
+        starts = [self._starts.get(number, _NEVER) for number in epochs.numbers]
+        place = bisect_right(starts, step) - 1
+        found = epochs.firsts[place] + step - starts[place]
+        return min([found, *(first - 1 for first in epochs.firsts[place + 1 : place + 2])])
+
+    def counted(self, step: int) -> int:
+        """The number of a step by which it is chosen whether it is measured, see `counted_in`."""
+        number = max(one for one, start in self._starts.items() if start < step or not one)
+        return counted_in(number, step - self._starts[number] + 1) if number else step
 
     @property
     def said(self) -> str:
-        """Since when some ranks are not compared, in a sentence; empty if all are."""
-        if self._since is None:
+        """From when on steps are counted in another way than ranks do, in a sentence; empty if none are."""
+        if not self.since:
             return ""
         return (
-            f"Since step {self._since:,}, ranks whose epochs began at different steps have not been compared."
+            f"From step {self.since:,} on, ranks are compared at equal places in their epochs, which have "
+            "different lengths."
         )

@@ -627,16 +627,18 @@ class Run(Recording):
             logged.setdefault(DATA_WAIT_MS, 1e3 * waited_s)
         step = params["cur_step_num"]
         if self._phases is not None:
-            found = self._phases.end_step(step) or {}
-            if is_timed:
-                logged.update(found | logged)
-            # Ranks whose epochs begin at different steps are not compared.
+            # Ranks are compared at equal places in their epochs.
             is_first = step == self._steps_before_epoch + 1
             # A loop without a loader has no epochs; `DDP.join` begins where one would.
             if type(opener) is ManualStep and (joined := self._join_of()) is not self._joined:
                 self._joined, self._joins, is_first = joined, self._joins + 1, True
             if is_first:
-                logged.setdefault(EPOCH, float(params["cur_epoch_num"] + self._joins))
+                number = params["cur_epoch_num"] + self._joins
+                self._phases.begin_epoch(number, step)
+                logged.setdefault(EPOCH, float(number))
+            found = self._phases.end_step(step) or {}
+            if is_timed:
+                logged.update(found | logged)
         # A quick check of all numbers: with a NaN or an infinity, their sum is not in this range.
         try:
             is_finite = LOWEST < sum(logged.values()) < LARGEST  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from threading import get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
 
 from distsummary.base.guard import Counts, Guard, guarded
-from distsummary.diagnosis.measured_steps import is_measured
+from distsummary.diagnosis.measured_steps import counted_in, is_measured
 from distsummary.format.own_tags import EVERY, LOADER_IDLE, OWN_MS, PHASE_TAGS, WAIT_MS
 from distsummary.training.timing.affordable import affordable_every
 from distsummary.training.timing.loader_use import LoaderUse
@@ -150,6 +150,7 @@ class Phases:
         self._starved_s: dict[int, float] = {}  # how long workers waited, as far as no batch was late for it
         self._interrupted: str | None = None  # the phase in which garbage is being collected
         self.every, self.is_marked = 1, True
+        self._counted = 0  # what is added to the number of a step before it is chosen whether it is marked
         self._after_loop = 0  # the newest step that is marked as it is the first after a loop
         self.on_marked: Callable[[bool], None] = lambda is_marked: None
         self.on_failure: Callable[[str], None] = lambda reason: None
@@ -265,12 +266,16 @@ class Phases:
     @guarded()
     def begin_step(self, step: int) -> None:
         """A step begins, which is marked or not."""
-        is_marked = is_measured(step, self.every) or step == self._after_loop
+        is_marked = is_measured(step + self._counted, self.every) or step == self._after_loop
         if is_marked and not self.is_marked:
             self._mark()
         elif self.is_marked and not is_marked:
             self.is_marked = False
             self.on_marked(False)
+
+    def begin_epoch(self, number: int, step: int) -> None:
+        """An epoch began with this step: the next ones are chosen by their place in it, see `counted_in`."""
+        self._counted = counted_in(number, 1 - step)
 
     @guarded()
     def end_loop(self, step: int) -> None:

@@ -26,34 +26,55 @@ def epochs_of(lengths: Sequence[Sequence[int]], *, odd: int | None = None) -> It
 
 @pytest.mark.parametrize("window", [1, 7, 1000])
 @pytest.mark.parametrize(
-    ("lengths", "said"),
+    ("lengths", "said", "since"),
     [
-        ([(50, 50)] * 3, ""),
-        ([(50, 60)] * 3, "Since step 51, ranks whose epochs began at different steps"),
-        ([(50, 60, 70)] * 3, "Since step 51"),
-        ([(60, 60, 50, 60)] * 4, "Since step 51"),
-        ([(1, 2)] * 90, "Since step 2"),
+        ([(50, 50)] * 3, "", 101),
+        ([(50, 60)] * 3, "From step 61 on, ranks are compared at equal places in their epochs", 101),
+        ([(50, 60, 70)] * 3, "From step 71 on", 121),
+        ([(60, 60, 50, 60)] * 4, "From step 61 on", 121),
+        ([(50, 60), (60, 50), (40, 40)], "From step 61 on", 111),
+        ([(1, 2)] * 90, "From step 3 on", 3),
     ],
 )
-def test_steps_of_epochs_that_begin_at_different_steps_are_not_compared_and_it_is_said(
-    tmp_path, lengths, said, window
-):
-    judging = judged(tmp_path, len(lengths[0]), epochs_of(lengths), window=window)
+def test_steps_are_compared_at_equal_places_of_epochs_and_it_is_said(tmp_path, lengths, said, since, window):
+    ranks = len(lengths[0])
+    judging = judged(tmp_path, ranks, epochs_of(lengths), window=window)
     assert verdicts(judging) == []
     assert said in judging.apart
     assert bool(judging.apart) == bool(said)
+    [found] = verdicts(judged(tmp_path, ranks, epochs_of(lengths, odd=1), window=window))
+    assert (found.cause, found.rank, found.since_step) == ("drift", int(ranks > 2), since)
 
 
-def test_ranks_whose_epochs_begin_at_the_same_step_are_compared_beside_one_that_is_apart(tmp_path):
-    lengths = [(60, 60, 50, 60)] * 4
-    [found] = verdicts(judged(tmp_path, 4, epochs_of(lengths, odd=1)))
-    assert (found.cause, found.rank, found.ranks, found.since_step) == ("drift", 1, (), 121)
+@pytest.mark.parametrize("window", [1, 50])
+def test_stalls_in_later_epochs_of_other_lengths_are_seen_and_cost_what_they_took(tmp_path, window):
+    """Rank 1, whose epochs are longer, stalls at step 30 of its own and each 40th one after it."""
 
+    def steps():
+        for rank, length in enumerate((40, 52)):
+            for step in range(1, 4 * length + 1):
+                epoch, place = divmod(step - 1, length)
+                # The other one waits at the same place of the epoch.
+                is_stall = (epoch * 52 + place + 1 - 30) % 40 == 0
+                stall = 1500.0 * is_stall
+                own = 8.0 + stall * (rank == 1)
+                yield (
+                    rank,
+                    step,
+                    {
+                        "zz_perf/own_ms": own,
+                        "zz_perf/wait_ms": stall * (rank == 0) * (place < 40),
+                        "zz_perf/phase/forward/cpu_ms": 4.0,
+                        "zz_perf/phase/backward/cpu_ms": 4.0,
+                        "zz_perf/phase/backward/blocked_ms": own - 8.0,
+                    }
+                    | ({"zz_check/epoch": epoch + 1.0} if place == 0 else {}),
+                )
 
-def test_ranks_that_have_made_equally_many_steps_again_are_compared_again(tmp_path):
-    lengths = [(50, 60), (60, 50), (40, 40)]
-    [found] = verdicts(judged(tmp_path, 2, epochs_of(lengths, odd=1)))
-    assert (found.cause, found.ranks, found.since_step) == ("drift", (0, 1), 111)
+    judging = judged(tmp_path, 2, steps(), window=window)
+    [found] = verdicts(judging)
+    assert (found.rank, found.cause, found.since_step) == (1, "backward", 30)
+    assert found.lost_s == pytest.approx(1.5 * 4, rel=0.01)
 
 
 def waits_of(step: int, waiting: Sequence[float], idle: Sequence[float]) -> Iterator[Step]:

@@ -1,6 +1,7 @@
 """Drift: one flipped bit in one of several replicas; what is no drift."""
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from distsummary.diagnosis.verdict import Verdict
 from distsummary.rundir.rank_facts import RankFacts
 
 NAMES = [f"layer{number}.weight" for number in range(40)]
-Reported = dict[int, dict[int, tuple[int, int, int]]]  # step -> rank -> what it reports
+Sums = tuple[int, int, int]
+Reported = dict[int, dict[int, Sums]]  # step -> rank -> what it reports
 
 
 def look(drift: Drift, reported: Reported, split: tuple[str, ...] = ()) -> list[Verdict]:
@@ -24,6 +26,10 @@ def look(drift: Drift, reported: Reported, split: tuple[str, ...] = ()) -> list[
     ]
     columns = [np.array(column) for column in zip(*rows, strict=True)]
     return drift.add(tags, *columns)
+
+
+def settled(drift: Drift, reported: Reported, split: tuple[str, ...] = ()) -> list[Verdict]:
+    return [*look(drift, reported, split), *drift.settle()]
 
 
 def drift_of(mesh: dict[int, dict[str, int]] | None = None, layouts: dict[int, int] | None = None) -> Drift:
@@ -78,10 +84,72 @@ def test_of_two_replicas_both_are_named_and_the_end_is_reported() -> None:
     )
 
 
-def test_copies_that_differ_from_the_first_comparison_on_are_asked_for_ddp() -> None:
-    [verdict] = look(drift_of(), {step: {0: (1, 1, 1), 1: (2, 3, 5)} for step in range(1, 9)})
-    assert (verdict.ranks, verdict.since_step) == ((0, 1), 1)
-    assert "from the first comparison on; is the model wrapped in DDP?" in verdict.evidence
+def together(step: int) -> Sums:
+    """What a rank reports that holds the same as the others."""
+    return step, 2 * step, 3
+
+
+def by_itself(step: int, rank: int) -> Sums:
+    """Of one that trains alone: more than one of its parameters differs."""
+    return step + rank, 2 * step + 3 * rank, 3 + 7 * rank
+
+
+@pytest.mark.parametrize(
+    ("are_equal", "found"),
+    [
+        # never: stages of a pipeline, or a model that is not wrapped
+        (lambda step: False, [("info", 1, None)]),
+        # only while the learning rate is 0
+        (lambda step: step <= 4, [("info", 5, None)]),
+        # local SGD: at each 16th step, from the beginning, or after a warm-up
+        (lambda step: step % 16 == 0, []),
+        (lambda step: step < 100 or step % 16 == 0, []),
+        (lambda step: step < 100 or step % 60 == 0, []),
+        # no longer
+        (lambda step: step < 100, [("error", 100, None)]),
+        (lambda step: step < 390, [("error", 390, None)]),
+        (lambda step: step % 16 == 0 and step < 200, [("error", 193, None)]),
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_train_apart_are_an_error_only_where_they_were_equal_and_no_longer_are(
+    ranks: int, are_equal: Callable[[int], bool], found: list[tuple[str, int, int | None]]
+) -> None:
+    reported = {
+        step: {
+            # In the first steps, nothing moves.
+            rank: together(max(4, step)) if are_equal(step) else by_itself(step, rank)
+            for rank in range(ranks)
+        }
+        for step in range(1, 401)
+    }
+    drift = drift_of()
+    verdicts = settled(drift, reported)
+    assert drift.settle() == []
+    assert [(one.level, one.since_step, one.until_step) for one in verdicts] == found
+    assert all(one.ranks == tuple(range(ranks)) for one in verdicts)
+    if found and found[0][0] == "info" and found[0][1] == 1:
+        assert "from the first comparison on: is the model wrapped in DDP?" in verdicts[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("drifts", "found"), [(None, [("info", 0, 1)]), (2, [("info", 0, 1), ("error", 2, 300)])]
+)
+def test_a_rank_that_never_held_the_weights_of_the_others_is_an_info(
+    drifts: int | None, found: list[tuple[str, int, int]]
+) -> None:
+    """Such as one that keeps the parameters and sends them to the others."""
+    reported = {
+        step: {
+            rank: by_itself(step, rank + 1)
+            if rank == 0 or (rank == drifts and step >= 300)
+            else together(step)
+            for rank in range(5)
+        }
+        for step in range(1, 401)
+    }
+    verdicts = settled(drift_of(), reported)
+    assert [(one.level, one.rank, one.since_step) for one in verdicts] == found
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
@@ -101,22 +169,22 @@ def test_it_is_reported_once_however_the_steps_are_divided(chunk: int) -> None:
 def test_ranks_that_are_no_copies_are_not_compared() -> None:
     different = {step: {rank: (step, rank, 5) for rank in range(4)} for step in range(1, 5)}
     stages = {rank: {"pp": rank} for rank in range(4)}
-    assert look(drift_of(stages), different) == []
+    assert settled(drift_of(stages), different) == []
     shards = {rank: {"dp_shard": rank} for rank in range(4)}
-    assert look(drift_of(shards), different, ("dp_shard",)) == []
+    assert settled(drift_of(shards), different, ("dp_shard",)) == []
     both = {rank: {"dp_replicate": rank // 2, "dp_shard": rank % 2} for rank in range(4)}
     reported: Reported = {1: {0: (1, 1, 1), 1: (2, 2, 2), 2: (1, 1, 1), 3: (2, 2, 2)}}
     assert look(drift_of(both), reported, ("dp_shard",)) == []
     reported[1][3] = (3, 3, 3)
-    assert [one.ranks for one in look(drift_of(both), reported, ("dp_shard",))] == [(1, 3)]
-    assert look(drift_of(layouts=dict(enumerate(range(4)))), different) == []
-    found = look(drift_of(layouts={0: 7, 1: 8, 2: 7, 3: 8}), different)
+    assert [one.ranks for one in settled(drift_of(both), reported, ("dp_shard",))] == [(1, 3)]
+    assert settled(drift_of(layouts=dict(enumerate(range(4)))), different) == []
+    found = settled(drift_of(layouts={0: 7, 1: 8, 2: 7, 3: 8}), different)
     assert [one.ranks for one in found] == [(0, 2), (1, 3)]
 
 
 def test_without_a_majority_all_are_named() -> None:
-    reported = equal(4, 1, 3) | {3: {rank: (rank, 0, 0) for rank in range(4)}}
-    [verdict] = look(drift_of(), reported)
+    apart = {step: {rank: by_itself(step, rank) for rank in range(4)} for step in range(3, 99)}
+    [verdict] = look(drift_of(), equal(4, 1, 3) | apart)
     assert (verdict.rank, verdict.ranks) == (0, (0, 1, 2, 3))
     assert "no majority of 4 agrees" in verdict.evidence
 
