@@ -23,6 +23,8 @@ REMEMBERED = 320  # measured steps: a verdict is certain at most about so many a
 # What a slow rank costs is little below so many seconds, or so large a share of the time, of the lower one of
 # these, but not less than the last.
 LEAST_S, LEAST_SHARE, SMALL_S = 1.0, 0.01, 0.3
+UNSEEN = 4  # ends of gradient accumulation that may follow each other without being measured
+WAITED_MS = 1e-9  # what is left of a time of waiting that was charged
 NOTHING_S = 1e-9  # what a slow rank costs that no other waited for
 TURNS = 3  # so many times another rank is slow for the same cause: they hold up the run in turns
 GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by this factor, and so many seconds
@@ -74,14 +76,15 @@ def _column(tag: str) -> int:
 
 
 def excess_ms(times: StepTimes, rank: int, peers: Callable[[int], object]) -> float:
-    """By how many milliseconds a rank took longer by itself than the median of its peers; 0 if it did not.
+    """By how many milliseconds a rank took longer by itself than the median of its peers; below 0 if quicker.
 
     Args:
         peers: of a rank: equal for ranks that do the same work.
     """
     alike = np.array([peers(one) == peers(rank) for one in times.ranks.tolist()], np.bool_)
     mine = times.ranks[alike] == rank
-    return float(excess_of_all(times.own_ms[None, alike])[0, mine].sum())
+    own_ms = times.own_ms[None, alike]
+    return float(np.nan_to_num(own_ms - median_of_others(own_ms))[0, mine].sum())
 
 
 def excess_of_all(own_ms: Floats) -> Floats:
@@ -182,12 +185,24 @@ class Costs:
 
     def _charge(self, times: StepTimes, accounts: "Mapping[Key, _Account]") -> StepTimes:
         """Charge some verdicts with a step; returns its times with what is left of the waiting."""
-        excess = {key: excess_ms(times, key[0], self._place) for key in accounts}
-        lost = shared_ms(times, {key: accounts[key].left_ms + found for key, found in excess.items()})
+        # A step stands for those that were not measured, with all that its ranks took longer and waited.
+        many = times.every
+        excess = {key: many * excess_ms(times, key[0], self._place) for key in accounts}
+        behind = {key: max(0.0, accounts[key].left_ms + found) for key, found in excess.items()}
+        has_waited = bool(times.wait_ms.any())
+        lost = shared_ms(times._replace(wait_ms=many * times.wait_ms), behind)
+        if many > 1 and not has_waited:
+            lost = {key: min(found, accounts[key].spare_ms) for key, found in behind.items()}
+        unclaimed_ms = max(0.0, many * float(times.wait_ms.max(initial=0.0)) - sum(lost.values()))
         for key, account in accounts.items():
-            account.add(times, lost.get(key, 0.0), excess[key])
-        waited = times.wait_ms - sum(lost.values())
-        return times._replace(wait_ms=np.maximum(waited, 0.0))
+            found = lost.get(key, 0.0)
+            spare_ms = unclaimed_ms / len(accounts) if has_waited else account.spare_ms - found
+            account.add(times, found, excess[key], spare_ms=spare_ms)
+        if not has_waited:
+            return times
+        # That the ranks have waited is still to be seen.
+        waited = np.maximum(times.wait_ms - sum(lost.values()) / many, np.minimum(times.wait_ms, WAITED_MS))
+        return times._replace(wait_ms=waited)
 
     def _place(self, rank: int) -> object:
         if rank not in self._places:
@@ -201,18 +216,25 @@ def work_of(coordinates: Mapping[str, int]) -> object:
 
 
 class _Account:
-    """What a verdict cost: in all, and at the newest steps. `left_ms`: of its excess, not waited for yet."""
+    """What a verdict cost: in all, and at the newest steps.
+
+    `left_ms`: by which its rank is behind. `spare_ms`: that others waited, at a step that stands for several
+    and of which it was not behind by as much, as some that were not measured had made it so.
+    """
 
     def __init__(self) -> None:
-        self.lost_s = self.reported_s = self.left_ms = 0.0
+        self.lost_s = self.reported_s = self.left_ms = self.spare_ms = 0.0
         self._newest: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)
 
-    def add(self, times: StepTimes, lost: float, excess: float) -> None:
+    def add(self, times: StepTimes, lost: float, excess: float, *, spare_ms: float) -> None:
         """Charge a step with the milliseconds that were lost, of those that the rank took longer."""
-        # What was not waited for yet may be waited for at the next step, up to the excess of one step.
-        self.left_ms = min(excess, self.left_ms + excess - lost)
-        self.lost_s += 1e-3 * lost * times.every
-        self._newest.append((times.step, 1e-3 * lost * times.every))
+        # The rank falls back until the others wait for it, such as at the end of gradient accumulation. What
+        # they do not wait for then may be waited for at the next step, up to the excess of one, or at the
+        # next of these ends that is measured, if not all are.
+        most = max(excess, UNSEEN * lost * (times.every > 1)) if times.wait_ms.any() else math.inf
+        self.left_ms, self.spare_ms = max(0.0, min(most, self.left_ms + excess - lost)), spare_ms
+        self.lost_s += 1e-3 * lost
+        self._newest.append((times.step, 1e-3 * lost))
 
     def until_s(self, step: int) -> float:
         """Without the steps after the one after this."""

@@ -329,6 +329,7 @@ def _waiting(
         excess[is_slow | _covered(measured, rows, hung)] = 0.0
         whole_ms = np.nanmax(measured.own_ms[rows] + measured.apart_ms[rows] + measured.wait_ms[rows], axis=1)
         others_wait = np.nan_to_num(median_of_others(waited))
+        has_waited = (np.nan_to_num(measured.wait_ms[rows]) > 0.0).max(axis=1)
         longest = excess.argmax(axis=1)
         for row, (last, step_ms) in enumerate(zip(longest.tolist(), whole_ms.tolist(), strict=True)):
             weight = weights[rows.start + row] if step_ms > 0.0 else 0.0
@@ -340,7 +341,9 @@ def _waiting(
             found_ms = of_step + (left_ms if last == before else 0.0)
             found_ms = min(found_ms, max(0.0, float(others_wait[row, last]) - late_ms))
             lost_ms[last] += found_ms * (1.0 + weight / max(step_ms, 1e-9))
-            left_ms = min(of_step, max(0.0, of_step + (left_ms if last == before else 0.0) - found_ms))
+            behind_ms = max(0.0, of_step + (left_ms if last == before else 0.0) - found_ms)
+            # Where no rank waits, as in gradient accumulation, it falls back further.
+            left_ms = min(of_step, behind_ms) if has_waited[row] else behind_ms
             before = last
     # Ranks that are the last now and then share a row.
     is_named = lost_ms >= 1e3 * max(LEAST_S, LEAST_SHARE * wall_s)
