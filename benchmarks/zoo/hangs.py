@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import distsummary as ds
 from benchmarks.zoo.launch import LAUNCHERS, command, environ
 from benchmarks.zoo.verdicts import reported, why
+from distsummary.diagnosis.alerts import HANGS
 
 RANKS, QUIET, STEPS = 4, 10, 400
 FOREVER_S, EVALUATION_S = 3600, 4.0
@@ -149,7 +150,7 @@ def episode(kind: str, launcher: str, number: int, directory: Path) -> dict[str,
         time.sleep(1.0)  # for alerts that follow
     alerts = reported(run_dir)
     named = hangs_in(run_dir, kind)
-    first = next((one for one in named if one["cause"] == "hang"), named[0] if named else None)
+    first = next((one for one in named if one["cause"] in HANGS), named[0] if named else None)
     said = why(run_dir)["verdicts"]
     afterwards = [one for one in said if is_hang(one, kind)]
     where = EVIDENCE.get(kind, f"all_reduce of {GRADIENTS:,} elements")
@@ -183,13 +184,13 @@ def hangs_in(run_dir: str, kind: str) -> list[dict[str, Any]]:
 
 
 def is_hang(alert: dict[str, Any], kind: str) -> bool:
-    """Whether it names a rank for which the others wait for ever."""
-    return alert["cause"] == "hang" or (kind in ENDED and alert["cause"] in GONE)
+    """Whether it names a rank for which the others wait, which may end at first."""
+    return alert["cause"] in HANGS or (kind in ENDED and alert["cause"] in GONE)
 
 
 def is_part(alert: dict[str, Any], culprit: int) -> bool:
     """Whether it names the culprit again, or a rank that has ended, as its peers do when gloo aborts them."""
-    return alert["cause"] in GONE or (alert["cause"] == "hang" and alert["rank"] == culprit)
+    return alert["cause"] in GONE or (alert["cause"] in HANGS and alert["rank"] == culprit)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ for it, cannot: it was stopped, is dead, or native code holds its interpreter lo
 """
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,15 +36,9 @@ ABSENT = "absent"  # the state of a rank that is in a group of the others, and h
 ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")
 AFTER_RUN = "after the run"  # the phase of a rank whose process continues although its run is closed
 PATIENCE_S = 10.0
-# A rank that computes may do so for MOVING_S. One that waits for what ends by itself, such as an upload by
-# another program, may for LONG_S: until then it is no error. Its stack, or its line, shows that.
+# What a rank does by itself may end: another program, a file, a socket, a lock, a pause. It is no error for
+# LONG_S, nor is computing for MOVING_S.
 MOVING_S = 600.0
-_ENDING = re.compile(
-    r"[/\\](subprocess|socket|ssl|shutil|ftplib|smtplib)\.py:|[/\\](http|urllib|urllib3|requests|httpx|aiohttp|"
-    r"botocore|s3fs|gcsfs|fsspec|google|azure|huggingface_hub|wandb|mlflow|filelock)[/\\]"
-)
-_ENDING_CALLS = re.compile(r"\b(open|read\w*|write\w*|flush|fsync|flock|lockf|sync|copy\w*|unlink|urlopen)\(")
-_INNER = 12  # lines of a stack, the innermost ones
 STANDS = ("has been at", "was at")  # of a rank that reports where it is
 _PHASES = {  # how a phase is said, where its name says little
     "rest": "outside of data, forward, backward and optimizer",
@@ -120,7 +113,8 @@ class RankReport:
         crashed_in: the collective that it had called then, such as all_reduce; empty: none, or unknown.
         ended_s: seconds since it has ended.
         state, error: see `states.RankState`; of a lost rank, the error is the reason.
-        process: what the kernel says, such as "stopped by a signal". is_stopped: whether it says that.
+        process: what the kernel says, such as "stopped by a signal". is_stopped: whether it says that, or
+            its host is not reached.
     """
 
     rank: int
@@ -199,15 +193,16 @@ class RankReport:
         """Whether it waits for other ranks."""
         return self.pending is not None or self.phase == WAITING or self.has_lost_another
 
-    @property
-    def may_end(self) -> bool:
-        """Whether what it does ends by itself, if it has not done so for too long."""
-        if self.late_s is None or self.phase == AFTER_RUN:
+    def may_end(self, waited_s: float) -> bool:
+        """Whether what it does by itself may end, while others have waited so long.
+
+        A rank that reports nothing may be in native code; a process that is stopped continues for no one.
+        """
+        if self.state != "running" or self.is_stopped or self.is_waiting or self.phase == AFTER_RUN:
             return False
-        if self.is_moving:
-            return self.late_s < MOVING_S
-        is_ending = any(_ENDING.search(line) for line in self.stack[:_INNER])
-        return (is_ending or bool(_ENDING_CALLS.search(self.line))) and self.late_s < LONG_S
+        if self.late_s is None:
+            return waited_s < LONG_S
+        return self.late_s < (MOVING_S if self.is_moving else LONG_S)
 
     def is_over_limit(self, *, least_s: float = 0.0, more_s: float = 0.0, is_waited_for: bool = True) -> bool:
         """Whether it has stood still for `more_s` longer than it usually does at most, and for `least_s`.
@@ -228,25 +223,22 @@ class RankReport:
 def hung(reports: Sequence[RankReport]) -> list[Verdict]:
     """The ranks for which others wait, or that stand still while others continue; none if all is well.
 
-    While what they do may end by itself, that is a warning (AWAITED), and no hang.
+    While what they do by themselves may end, that is a warning (AWAITED), and no hang.
 
     Args:
         reports: one for each rank that has registered, by rising rank.
     """
-    by_rank = {one.rank: one for one in reports}
     # The first step may take long: data are prepared, code is compiled.
     begins = all(one.step <= 1 and (one.late_s or 0.0) < MOVING_S for one in reports)
-    return [
-        replace(one, cause=AWAITED, level=WARNING)
-        if one.cause == HANG
-        and (begins or all((at := by_rank.get(rank)) and at.may_end for rank in one.ranks or (one.rank,)))
-        else one
-        for one in _stuck(reports)
-    ]
+    return [_no_error(one) if begins and one.cause == HANG else one for one in _stuck(reports)]
+
+
+def _no_error(verdict: Verdict) -> Verdict:
+    return replace(verdict, cause=AWAITED, level=WARNING)
 
 
 def _stuck(reports: Sequence[RankReport]) -> list[Verdict]:
-    """What `hung` says, with HANG as the cause of whatever may end by itself."""
+    """What `hung` says, whichever step it is."""
     # What a rank that has ended reported at an earlier step is no longer where it was.
     left = [one.step for one in reports if one.is_waiting and not one.has_ended and _has_stopped(one)]
     if left:
@@ -438,11 +430,16 @@ def _missing(reports: Sequence[RankReport], waiting: Sequence[RankReport]) -> li
     # The others wait for an evaluation, a checkpoint, or a rank that has continued.
     if any(_goes_on(one, longest_s) for one, _ in found):
         return []
-    return _on_each(found, reports)
+    return _on_each(found, reports, waited_s=longest_s)
 
 
-def _on_each(found: Sequence[tuple[RankReport, str]], reports: Sequence[RankReport]) -> list[Verdict]:
-    """A verdict for each text, on the ranks of which it says something, and where they are."""
+def _on_each(
+    found: Sequence[tuple[RankReport, str]], reports: Sequence[RankReport], *, waited_s: float = math.inf
+) -> list[Verdict]:
+    """A verdict for each text, on the ranks of which it says something, and where they are.
+
+    `waited_s`: how long others have waited for what these ranks do by themselves; inf: for nothing that ends.
+    """
     alike: dict[str, list[RankReport]] = defaultdict(list)
     for one, text in found:
         alike[text].append(one)
@@ -452,7 +449,9 @@ def _on_each(found: Sequence[tuple[RankReport, str]], reports: Sequence[RankRepo
             f"{'it' if len(ranks) == 1 else f'rank {one.rank}'} {_place(one)}" for one in ranks[:NAMED]
         )
         evidence = f"{_they(text, len(ranks))}; {places}"
-        verdicts.append(_verdict(ranks[0], reports, evidence, ranks=[one.rank for one in ranks]))
+        verdict = _verdict(ranks[0], reports, evidence, ranks=[one.rank for one in ranks])
+        may_end = waited_s < math.inf and all(one.may_end(waited_s) for one in ranks)
+        verdicts.append(_no_error(verdict) if may_end else verdict)
     return verdicts
 
 
@@ -540,6 +539,9 @@ def _all_wait(
     awaited: Mapping[int, str],
 ) -> list[Verdict]:
     """All that report wait: for each other in a circle, or for the network."""
+    # One that has hardly come to where it waits makes steps, such as while the others are in `DDP.join`.
+    if any(one.late_s is not None and one.late_s < CONFIRM_S + APART_S for one in waiting):
+        return []
     by_rank = {one.rank: one for one in reports}
     # Each waits in another collective than the one that it has not begun.
     if awaited:
@@ -610,7 +612,7 @@ def _still(reports: Sequence[RankReport]) -> list[Verdict]:
     else:
         late = [one for one in late if one.is_over_limit(more_s=APART_S, is_waited_for=False)]
         text = "has made no progress, while other ranks have"
-    return _on_each([(one, text + _no_recorder(late)) for one in late], reports)
+    return _on_each([(one, text + _no_recorder(late)) for one in late], reports, waited_s=0.0)
 
 
 def _elsewhere(reports: Sequence[RankReport], late: Sequence[RankReport]) -> list[Verdict]:
@@ -621,7 +623,7 @@ def _elsewhere(reports: Sequence[RankReport], late: Sequence[RankReport]) -> lis
         return []
     there = named_ranks(one.rank for one in late if one.line == usual)
     text = f"is not where {there} wait ({usual}){_no_recorder(late)}"
-    return _on_each([(one, text) for one in odd], reports)
+    return _on_each([(one, text) for one in odd], reports, waited_s=0.0)
 
 
 def _groups(reports: Iterable[RankReport]) -> list[tuple[str, tuple[int, ...]]]:

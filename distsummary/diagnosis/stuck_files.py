@@ -135,9 +135,10 @@ def _report_of(
     if rank.state == "running":
         stopped = is_stopped(rank.process)
         process = _PROCESSES.get(stopped, rank.reason)
-        if sent_s is not None and now - sent_s > SENDS_S:
+        is_cut = sent_s is not None and now - sent_s > SENDS_S
+        if sent_s is not None and is_cut:
             process = unreached_text(rank.host, sent_s)
-        silent = replace(silent, process=process, is_stopped=bool(stopped))
+        silent = replace(silent, process=process, is_stopped=bool(stopped) or is_cut)
     return silent
 
 

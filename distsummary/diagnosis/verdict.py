@@ -9,7 +9,7 @@ from distsummary.base.checks import check_choice
 LEVELS = INFO, WARNING, ERROR = "info", "warning", "error"  # in the order of their weight
 SLOW = ("data", "forward", "backward", "optimizer", "python", "recording", "checkpoint", "unknown", "host")
 HANG, LOST, FAILED = "hang", "lost", "failed"
-AWAITED = "waiting"  # the others wait for a rank that does what ends by itself, so far not for long
+AWAITED = "waiting"  # the others wait for a rank that does what may end, so far not for long
 NAN, DRIFT, CONFIG, SHARD, MEMORY = "nan", "drift", "config", "shard", "memory"
 STOPPED = (HANG, LOST, FAILED)  # causes for which other ranks wait until the run is ended
 DROPPED, UNSAVED, UNRECORDED = "dropped", "unsaved", "unrecorded"  # values; a checkpoint; a part of it all

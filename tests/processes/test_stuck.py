@@ -22,7 +22,7 @@ def alerts(run_dir: Path, count: int) -> list[dict[str, object]]:
     path, until = run_dir / "alerts.jsonl", time.monotonic() + PATIENCE_S
     while True:
         lines = path.read_text().splitlines() if path.exists() else []
-        hangs = [alert for alert in map(json.loads, lines) if alert["cause"] == "hang"]
+        hangs = [alert for alert in map(json.loads, lines) if alert["cause"] == "waiting"]
         if len(hangs) >= count:
             return hangs[:count]
         assert time.monotonic() < until, hangs
@@ -30,10 +30,10 @@ def alerts(run_dir: Path, count: int) -> list[dict[str, object]]:
 
 
 def said_by_why(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[object, ...]]:
-    """The hangs that `why` reports, without their evidence."""
+    """The waits that `why` reports, without their evidence."""
     assert main(["why", str(run_dir), "--json"]) == 1
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
-    return [reports_of(verdict) for verdict in verdicts if verdict["cause"] == "hang"]
+    return [reports_of(verdict) for verdict in verdicts if verdict["cause"] == "waiting"]
 
 
 def reports_of(alert: dict[str, object]) -> tuple[object, ...]:
@@ -42,7 +42,7 @@ def reports_of(alert: dict[str, object]) -> tuple[object, ...]:
 
 
 def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
-    """The hangs that TensorBoard shows of the merged run, as soon as there are so many."""
+    """The waits that TensorBoard shows of the merged run, as soon as there are so many."""
     until = time.monotonic() + PATIENCE_S
     while True:
         events = EventAccumulator(str(run_dir)).Reload()
@@ -53,7 +53,7 @@ def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
         found = [
             (rank.step, rank.value, text)
             for rank, text in zip(ranks, said, strict=False)
-            if " hangs at step " in text
+            if " keeps the others waiting at step " in text
         ]
         if len(ranks) == len(texts) and len(found) >= count:
             return found
@@ -76,10 +76,9 @@ def test_a_rank_that_sleeps_continues_and_then_holds_the_interpreter_lock(
         assert said_by_why(run_dir, capsys) == [reports_of(reported)]
         [(step, rank, text)] = shown(run_dir, 1)  # while no rank ends that step
         assert (step, rank, "has not begun all_reduce of 10" in text) == (SLEEPS, CULPRIT, True)
-        assert main(["status", str(run_dir)]) == 1
-        text = capsys.readouterr().out
-        assert f"The run is stuck at step {SLEEPS}: look at rank {CULPRIT}." in text
-        assert [line.split()[3] for line in text.splitlines() if line.startswith("1 ")] == ["stuck"]
+        # It may continue: so far that is a warning.
+        assert main(["status", str(run_dir)]) == 0
+        assert f"ank {CULPRIT} keeps the others waiting at step {SLEEPS}" in capsys.readouterr().out
 
         run_dir.with_name("run.go").touch()
         _, over, again = alerts(run_dir, 3)

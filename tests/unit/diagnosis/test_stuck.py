@@ -38,7 +38,7 @@ def others(*reports: RankReport) -> list[RankReport]:
 
 def test_the_rank_that_has_not_begun_what_the_others_wait_for_is_named_with_its_line() -> None:
     [verdict] = hung(others(sleeps(2)))
-    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.until_step) == (2, "hang", 60, None)
+    assert (verdict.rank, verdict.cause, verdict.since_step, verdict.until_step) == (2, "waiting", 60, None)
     assert verdict.evidence == (
         "it has not begun all_reduce of 2,632 elements (collective 65 of group 0), in which ranks 0, 1 and 3 "
         "have waited 3.5 s; it has been at train.py:7 in step: time.sleep(9) for 3.4 s, in forward"
@@ -53,10 +53,14 @@ def test_a_rank_that_waits_but_has_not_reported_for_what_is_not_blamed() -> None
 
 def test_a_rank_that_reports_nothing_is_reported_by_the_others() -> None:
     silent = RankReport(rank=1, step=41)
-    [verdict] = hung(others(silent))
-    assert (verdict.rank, verdict.since_step) == (1, 60)
-    assert "native code in it holds the interpreter lock" in verdict.evidence
-    [verdict] = hung(others(replace(silent, process="its process is stopped by a signal")))
+    # Native code may come back, such as one that writes a file.
+    for late_s, cause in ((4.0, "waiting"), (61.0, "hang")):
+        [verdict] = hung([waits(0, late_s=late_s), silent, *(waits(rank, late_s=late_s) for rank in (2, 3))])
+        assert (verdict.rank, verdict.since_step, verdict.cause) == (1, 60, cause)
+        assert "native code in it holds the interpreter lock" in verdict.evidence
+    stopped = replace(silent, process="its process is stopped by a signal", is_stopped=True)
+    [verdict] = hung(others(stopped))
+    assert verdict.cause == "hang"
     assert "stopped by a signal" in verdict.evidence
 
 
@@ -230,6 +234,14 @@ def test_of_two_ranks_that_wait_for_each_other_in_two_groups_both_are_named() ->
     second = replace(waits(1, BEGUN), groups=(group(BEGUN, ranks=pair), group(other, ranks=pair, name="1")))
     [verdict] = hung([first, second])
     assert verdict.ranks == pair
+
+
+def test_a_rank_that_has_just_come_to_where_it_waits_makes_steps() -> None:
+    """As one that has inputs left, while the others are in `DDP.join`."""
+    for late_s, found in ((1.6, []), (3.5, [1])):
+        behind = waits(1, PENDING._replace(number=64), late_s=late_s)
+        assert [one.rank for one in hung(others(behind))] == found
+        assert bool(hung(others(waits(1, late_s=late_s)))) == bool(found)
 
 
 def test_all_wait_in_the_same_collective() -> None:
@@ -494,11 +506,12 @@ def test_a_crashed_rank_at_the_line_of_all_others_expected_the_least(sizes: tupl
         ("t.py:7 in log: file.write(line)", (), False, 4.0, "waiting"),
         ("t.py:7 in evaluate: model(x)", (), True, 62.0, "waiting"),
         ("t.py:7 in evaluate: model(x)", (), True, 601.0, "hang"),
-        ("t.py:7 in step: time.sleep(9)", (), False, 4.0, "hang"),
-        ("t.py:7 in step: lock.acquire()", ("/lib/threading.py:4 in acquire",), False, 4.0, "hang"),
+        ("t.py:7 in step: time.sleep(9)", (), False, 59.0, "waiting"),
+        ("t.py:7 in step: time.sleep(9)", (), False, 61.0, "hang"),
+        ("t.py:7 in step: lock.acquire()", ("/lib/threading.py:4 in acquire",), False, 4.0, "waiting"),
     ],
 )  # fmt: skip
-def test_a_rank_that_does_what_ends_by_itself_is_waited_for_before_it_hangs(
+def test_a_rank_that_does_what_may_end_is_waited_for_before_it_hangs(
     line: str, stack: tuple[str, ...], is_moving: bool, late_s: float, cause: str
 ) -> None:
     rank = replace(sleeps(2, late_s=late_s), line=line, stack=stack, is_moving=is_moving)
