@@ -133,6 +133,9 @@ def test_our_fields_have_one_meaning_in_all_messages():
         1000: {("run_id", FDP.TYPE_FIXED64)},
         1001: {("attempt", FDP.TYPE_UINT32)},
         1002: {("seq", FDP.TYPE_UINT64)},
+        1003: {("removed_values", FDP.TYPE_UINT64)},
+        1004: {("removed_bytes", FDP.TYPE_UINT64)},
+        1005: {("removed_step", FDP.TYPE_INT64)},
     }
 
 

@@ -44,6 +44,7 @@ OF_MANY = {
 FOREIGN = {"filelock", "google", "google_crc32c", "msgspec", "numpy", "psutil", "typing_extensions"}
 LOGGED = """
 import sys, time
+started = {*sys.modules}  # with what an environment loads into each interpreter
 import distsummary as ds
 from distsummary.collect import heartbeat
 
@@ -60,7 +61,7 @@ with ds.init(sys.argv[1], quiet=True) as run:
         time.sleep(0.01)
     late = loaded() - before
 foreign = {name.partition(".")[0] for name, module in sys.modules.items()
-           if "site-packages" in (getattr(module, "__file__", None) or "")}
+           if name not in started and "site-packages" in (getattr(module, "__file__", None) or "")}
 for names in (loaded(), foreign, late):
     print(*names)
 """

@@ -98,7 +98,7 @@ def test_windows_of_any_size_hold_what_a_plain_loop_finds(recorded, room, window
                     texts = {
                         place.tag: value.data
                         for group in by_event(places)
-                        for place, value in zip(group, values_at(group), strict=True)
+                        for place, value in values_at(group)
                     }
                     found[step] = time, by_rank, texts
     assert (found, ranks.superseded, ranks.last_steps) == by_loop(reported)

@@ -453,7 +453,7 @@ def test_what_people_call_a_run_is_in_its_manifest(nasty_tmp_path: Path) -> None
     found = {key: RunDir(nasty_tmp_path).read_manifest().get(key) for key in OF_RUN}
     assert found == {
         "name": "first try", "group": "sweep", "tags": ["a", "b"], "notes": None,
-        "define": {"loss": {"across": None, "best": "min", "unit": None}},
+        "define": {"loss": {"across": None, "best": "min", "unit": None}}, "keep_bytes": None,
     }  # fmt: skip
     # A later attempt that leaves one out keeps it, and rank 0 alone names the run.
     train(nasty_tmp_path, 1, initial_step=1, name="second", notes="lr halved")
