@@ -22,7 +22,7 @@ SILENT = 128  # steps: a rank that has reported nothing at all for so long is no
 # Ranks that average their parameters now and then (local SGD) all differ in between, and stages of a pipeline
 # always do. So where no two ranks agree, that is an error only after PATIENCE steps, and APART times the
 # longest time after which they were equal again. Of ranks that never were, after an update, it is none.
-PATIENCE, APART = 64, 3
+PATIENCE, APART = 64, 2
 NAMED = 8  # ranks that are named at a step
 
 # a group of parameters, the digest of their names and shapes, and the place of the ranks that hold them
