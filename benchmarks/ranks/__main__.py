@@ -1,4 +1,4 @@
-"""What many ranks cost those that serve them: `python -m benchmarks.ranks live|merge|status|join|ships`.
+"""What many ranks cost: `python -m benchmarks.ranks live|merge|status|join|ships|shared`.
 
 `live`: the aggregator's merge while the ranks train. Each simulated rank reports one step a second, of 20
 scalars in which the ranks differ, in its event files. The seconds are simulated: the figures are CPU seconds
@@ -12,6 +12,9 @@ times are seconds of the wall clock, of several calls the smallest and the large
 `join`: how ranks register and finish; see `benchmarks.ranks.join`.
 
 `ships`: what hosts that share no directory cost the home of their run; see `benchmarks.ranks.ships`.
+
+`shared`: what a step costs a rank whose host does not share the run dir, next to one that does; see
+`benchmarks.ranks.shared`.
 
 `merge`: the merge of the rank files when the training has ended; CPU seconds, memory, and both of a second
 merge of the same files, which also compares its steps with those of the first.
@@ -29,6 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.ranks.join import PARTS, join, slow_files
+from benchmarks.ranks.shared import shared
 from benchmarks.ranks.ships import ships
 from distsummary import Topology
 from distsummary.aggregate.live import LiveMerge
@@ -179,6 +183,10 @@ def main() -> None:
     command.add_argument("--hosts", type=int, default=250)
     command.add_argument("--ranks", type=int, default=8, help="of each host")
     command.set_defaults(run=lambda given: ships(given.hosts, given.ranks))
+    command = commands.add_parser("shared")
+    command.add_argument("--rounds", type=int, default=3)
+    command.add_argument("--steps", type=int, default=2000)
+    command.set_defaults(run=lambda given: shared(given.rounds, given.steps))
     given = parser.parse_args()
     for name, figure in given.run(given).items():
         print(f"{name:32} {figure:12.4f}")
