@@ -166,6 +166,9 @@ def _source(value: Any) -> str:
             f"{name} holds {', '.join(sorted(held))} of the function around it; define it at the top level"
         )
     try:
+        # Several texts may be of this name, and Python 3.13 may give that of another one.
+        if (file := inspect.getfile(value)) in ("<string>", "<stdin>"):
+            raise OSError(f"it was made of a {file}")
         text = inspect.getsource(value)
     except (OSError, TypeError) as error:
         raise LandscapeError(f"{name} has no source text ({error}); define it in a file") from error
