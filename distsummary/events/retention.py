@@ -135,7 +135,6 @@ class Retention:
     """
 
     def __init__(self, spec: WriterSpec, keep_bytes: int, files: Files, fail: Callable[[str], None]) -> None:
-        self.removed = Removed()
         self._spec, self._keep_bytes, self._files, self._fail = spec, keep_bytes, files, fail
         self._bulk: dict[Path, int] = {}  # file -> bytes of its events with bulk values, oldest first
         self._tried_at = 0.0  # when a file could not be replaced
