@@ -139,7 +139,7 @@ class AggregatorClient:
         try:
             self._local.leave(topology, attempt, health)
             if self._ship is not None:
-                self._ship.leave(topology, self._merge_s)
+                self._ship.leave(topology, attempt, self._merge_s)
         finally:
             # The aggregator is called even if the disk is full, so that it can merge and end.
             self._ask("finish", self._merge_s, topology, attempt, health)
@@ -149,7 +149,7 @@ class AggregatorClient:
         if self._run_dir.is_away:
             self._ship = self._ship or ShipClient(self._run_dir, self._ray, self._ship_bytes)
             self._ship.enter(topology, attempt, self._merge_s)
-            self._ship.leave(topology, self._merge_s)
+            self._ship.leave(topology, attempt, self._merge_s)
         self._ask("evaluated", self._merge_s, topology, attempt)
 
     def note(self, topology: Topology, attempt: int, fields: Mapping[str, object]) -> None:

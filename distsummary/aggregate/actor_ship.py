@@ -105,9 +105,9 @@ class ShipClient:
             self._handle = self._handle or self._start()
             self._renewal = self._handle.enter.remote(*self._arguments(topology, attempt))
 
-    def leave(self, topology: Topology, limit_s: float) -> None:
+    def leave(self, topology: Topology, attempt: int, limit_s: float) -> None:
         """See Ship; waits at most so long, then says where the files are."""
-        self._call("leave", limit_s, topology.session)
+        self._call("leave", limit_s, *self._arguments(topology, attempt))
 
     def _arguments(self, topology: Topology, attempt: int) -> tuple[Any, ...]:
         place = self._run_dir.writer_dir(topology.role, topology.rank, topology.world_size)

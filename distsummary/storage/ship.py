@@ -4,8 +4,9 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from distsummary.base.failures import error_line
 from distsummary.base.guard import guarded_log
@@ -24,9 +25,13 @@ LINGER_S = 3.0  # it stays so long without a rank
 LONGEST_S = 10.0  # between two tries while the home does not answer
 
 
-class _Rank(NamedTuple):
+@dataclass
+class _Rank:
     process: Mapping[str, Any]
     directory: str
+    attempt: int
+    bulk_bytes: int
+    has_entered: bool = False  # at home
 
 
 class Ship:
@@ -55,7 +60,7 @@ class Ship:
         self._run_dir, self._home, self._on_end = RunDir(base), home, on_end
         self._round_s, self._linger_s = round_s, linger_s
         self._spool = Spool(base)
-        self._ranks: dict[str, _Rank] = {}  # those that run
+        self._ranks: dict[str, _Rank] = {}  # those that run and have called, also if no call has succeeded
         self._held: dict[str, int] = {}  # the directory of a rank -> the attempt in which it is written here
         self._seen = Seen()
         self._turn = threading.RLock()  # of one exchange at a time
@@ -69,24 +74,29 @@ class Ship:
     ) -> None:
         """A rank of this host begins, or still runs; raises what the home raises.
 
-        When it returns, the spool has the run.json of the run, and what the rank reported on other hosts.
+        When it returns, the spool has the run.json of the run, and what the rank reported on other hosts. If
+        it raises, the ship tries again, and stays until it has sent what the rank wrote.
 
         Args:
             key: names the rank's session. process: for `is_alive`. bulk_bytes: see `Spool`.
         """
+        rank = self._ranks.setdefault(key, _Rank(process, directory, attempt, bulk_bytes))
         with self._turn:
-            if key in self._ranks:
-                return
-            if self._is_closed.is_set():
-                raise RunDirError(f"the ship of {self._run_dir.base} has ended; call the next one")
-            entered = self._home.enter(directory, attempt)
-            if not self._has_begun(directory, attempt):
-                self._mirror(directory, entered.files)
-            self._spool.hold(directory, entered.lengths, entered.files)
-            self._spool.bulk_bytes = bulk_bytes
-            self._held[directory] = attempt
-            self._ranks[key] = _Rank(process, directory)
-            self._send_all()
+            if not rank.has_entered:
+                self._enter(rank)
+                self._send_all()
+
+    def _enter(self, rank: _Rank) -> None:
+        directory, attempt = rank.directory, rank.attempt
+        if self._is_closed.is_set():
+            raise RunDirError(f"the ship of {self._run_dir.base} has ended; call the next one")
+        entered = self._home.enter(directory, attempt)
+        if not self._has_begun(directory, attempt):
+            self._mirror(directory, entered.files)
+        self._spool.hold(directory, entered.lengths, entered.files)
+        self._spool.bulk_bytes = rank.bulk_bytes
+        self._held[directory] = attempt
+        rank.has_entered = True
 
     def _has_begun(self, directory: str, attempt: int) -> bool:
         """Whether the rank records in this attempt already, on this host: then its files here are newer."""
@@ -103,13 +113,19 @@ class Ship:
         for name, data in files.items():
             publish(self._run_dir.base / name, data)
 
-    def leave(self, key: str) -> None:
-        """A rank has ended; returns when all that it wrote has arrived; raises what the home raises."""
+    def leave(
+        self, key: str, process: Mapping[str, Any], directory: str, attempt: int, bulk_bytes: int = SHIP_BYTES
+    ) -> None:
+        """A rank, given as to `enter`, has ended; returns when all that it wrote has arrived.
+
+        Raises what the home raises.
+        """
         with self._turn:
+            # The ship that it entered may have been killed.
+            self.enter(key, process, directory, attempt, bulk_bytes)
             self._send_all()
-            rank = self._ranks.pop(key, None)
-            if rank is not None:
-                self._home.leave(rank.directory)
+            self._ranks.pop(key, None)
+            self._home.leave(directory)
 
     def sync(self) -> int:
         """Send what ranks left in the spool whose ship was ended; returns how many these are.
@@ -161,7 +177,11 @@ class Ship:
         while not self._is_closed.wait(pause_s):
             began_s = time.monotonic()
             try:
-                self._send_all()
+                with self._turn:
+                    for rank in list(self._ranks.values()):
+                        if not rank.has_entered:
+                            self._enter(rank)
+                    self._send_all()
                 if self._behind_since:
                     late_s = time.time() - self._behind_since
                     logger.warning("%s: its home answers again, after %.0f s", self._run_dir.base, late_s)
@@ -176,10 +196,11 @@ class Ship:
             with self._turn:
                 # A rank that arrives touches its spool before it enters.
                 is_touched = time.time() - self._spool.touched_s() < self._linger_s
-                if self._ranks or self._behind_since or is_touched:
+                if self._ranks or self._behind_since or is_touched or self._spool.is_written():
                     used_s = time.monotonic()
-                for key in [key for key, one in self._ranks.items() if is_alive(one.process) is False]:
-                    del self._ranks[key]
+                for key, one in list(self._ranks.items()):
+                    if one.has_entered and is_alive(one.process) is False:
+                        del self._ranks[key]
                 # All that was written until then is at home, also if this process was stopped meanwhile.
                 if began_s - used_s > self._linger_s:
                     if not self._spool.kept:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from distsummary.base.checked_json import parse_json
 from distsummary.errors import DistSummaryError
+from distsummary.events.segment import is_live
 from distsummary.events.segments import is_shortened
 from distsummary.rundir.attempts import ENDED
 from distsummary.rundir.run_dir import MANIFEST, RANK_MANIFEST, SHIP_BYTES, RunDir
@@ -135,6 +136,13 @@ class Spool:
     def touched_s(self) -> float:
         """When a rank arrived here, or a file of the run came or went, in seconds since the epoch."""
         return os.stat(self.base).st_ctime
+
+    def is_written(self) -> bool:
+        """Whether a rank writes an event file here, which it locks, also one that has called no ship."""
+        try:
+            return any(grows(path.name) and is_live(path) for path in self.base.rglob("*"))
+        except FileNotFoundError:
+            return True  # who writes has just replaced or removed it
 
     def remove(self) -> None:
         """Remove the directory: all of it has arrived."""

@@ -1,5 +1,6 @@
 """What the ranks of a host write arrives at the home of their run, whatever fails between."""
 
+import fcntl
 import os
 import platform
 import threading
@@ -19,12 +20,13 @@ from distsummary.rundir.rank_manifest import RankManifest, read_entries
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.topology import Topology
 from distsummary.storage import place, spool
-from distsummary.storage.home import DirectoryHome, HostState, News, Seen
+from distsummary.storage.home import DirectoryHome, Entered, HostState, News, Seen
 from distsummary.storage.ship import Ship
 from distsummary.storage.spool import GONE, GROW, PART, WHOLE, Change, Spool
 from tests.bounded_files import events, write, writer
 
 EVENTS = "rank_00001/events.out.events.summary.1.h_MS"
+RANK = "s", own_process(), "rank_00001", 0
 DEAD = own_process() | {"pid": 2**22 - 1, "pid_start": "1"}
 
 
@@ -112,25 +114,25 @@ def test_files_arrive_as_they_are_and_news_come_back(trip: Trip) -> None:
     put(trip.base, "run.json", b"{}")
     put(trip.base, "alerts.jsonl", b"{}\n")
     ship = trip.ship()
-    ship.enter("s", own_process(), "rank_00001", 0)
+    ship.enter(*RANK)
     manifest(trip.spool, 0)
     put(trip.spool, EVENTS, b"abc")
     put(trip.spool, "rank_00001/.rank.lock", b"")
     put(trip.spool, "rank_00001/stuck.json", b"[1]")
     put(trip.spool, "ckpt_dir/net-1.safetensors", bytes(100))
-    ship.leave("s")
+    ship.leave(*RANK)
     assert trip.arrives(EVENTS, b"abc")
     assert trip.arrives("ckpt_dir/net-1.safetensors", bytes(100))
     assert not (trip.base / "rank_00001" / ".rank.lock").exists()
     assert (trip.spool / "run.json").read_bytes() == b"{}"
     assert (trip.spool / "alerts.jsonl").read_bytes() == b"{}\n"
 
-    ship.enter("s", own_process(), "rank_00001", 0)
+    ship.enter(*RANK)
     put(trip.spool, EVENTS, b"def", appends=True)
     (trip.spool / "rank_00001" / "stuck.json").unlink()
     put(trip.base, "alerts.jsonl", b"{}\n{}\n")
     trip.sent.clear()
-    ship.leave("s")
+    ship.leave(*RANK)
     assert trip.arrives(EVENTS, b"abcdef")
     assert not (trip.base / "rank_00001" / "stuck.json").exists()
     assert (trip.spool / "alerts.jsonl").read_bytes() == b"{}\n{}\n"
@@ -139,31 +141,31 @@ def test_files_arrive_as_they_are_and_news_come_back(trip: Trip) -> None:
 
 def test_a_new_ship_sends_what_the_one_before_did_not_and_removes_what_is_gone(trip: Trip) -> None:
     first = trip.ship()
-    first.enter("s", own_process(), "rank_00001", 0)
+    first.enter(*RANK)
     manifest(trip.spool, 0)
     put(trip.spool, EVENTS, b"abc")
     put(trip.spool, "rank_00001/stuck.json", b"[1]")
-    first.leave("s")
+    first.leave(*RANK)
     put(trip.spool, EVENTS, b"def", appends=True)
     (trip.spool / "rank_00001" / "stuck.json").unlink()
     trip.home.leave("rank_00001")
     trip.sent.clear()
     second = trip.ship()
-    second.enter("s", own_process(), "rank_00001", 0)
+    second.enter(*RANK)
     assert trip.arrives(EVENTS, b"abcdef")
     assert not (trip.base / "rank_00001" / "stuck.json").exists()
 
 
 def test_while_the_home_does_not_answer_all_is_kept(trip: Trip) -> None:
     ship = trip.ship()
-    ship.enter("s", own_process(), "rank_00001", 0)
+    ship.enter(*RANK)
     manifest(trip.spool, 0)
     trip.fails = True
     put(trip.spool, EVENTS, b"abc")
     with pytest.raises(TimeoutError):
-        ship.leave("s")
+        ship.leave(*RANK)
     trip.fails = False
-    ship.leave("s")
+    ship.leave(*RANK)
     assert trip.arrives(EVENTS, b"abc")
 
 
@@ -185,6 +187,36 @@ def test_what_was_written_while_it_sent_is_sent_before_it_ends(trip: Trip) -> No
     trip.begin.set()
     assert trip.ended.wait(60)
     assert trip.arrives(EVENTS, b"abcdef")
+
+
+@pytest.mark.parametrize("has_called", [True, False])
+def test_it_stays_while_a_rank_writes_though_its_call_failed_or_has_not_come(
+    trip: Trip, has_called: bool
+) -> None:
+    def fails(directory: str, attempt: int) -> Entered:
+        raise TimeoutError("the home is slow")
+
+    put(trip.spool, EVENTS, b"abc")
+    ship = trip.ship(round_s=0.01, linger_s=0.0)
+    with (trip.spool / EVENTS).open("ab") as file:
+        if has_called:
+            trip.enter = fails
+            with pytest.raises(TimeoutError):
+                ship.enter(*RANK)
+            trip.enter = trip.home.enter
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)  # as its writer does
+        trip.begin.set()
+        for _ in range(3):
+            exchanged = threading.Event()
+            trip.then.append(exchanged.set)
+            assert exchanged.wait(60)
+        file.write(b"def")
+    if has_called:
+        ship.leave(*RANK)
+    assert trip.ended.wait(60)
+    assert trip.arrives(EVENTS, b"abcdef")
+    assert not trip.spool.exists()
 
 
 def test_what_is_too_large_stays_and_is_named(trip: Trip) -> None:
@@ -286,7 +318,7 @@ def test_a_ship_that_has_ended_takes_no_rank(trip: Trip) -> None:
     trip.begin.set()
     assert trip.ended.wait(60)
     with pytest.raises(RunDirError, match="has ended"):
-        ship.enter("s", own_process(), "rank_00001", 0)
+        ship.enter(*RANK)
 
 
 def test_a_part_whose_beginning_is_lost_is_asked_for_again(trip: Trip) -> None:
@@ -427,7 +459,7 @@ def test_the_spool_is_private_and_one_for_each_home(monkeypatch: pytest.MonkeyPa
 def test_files_without_their_old_bulk_values_replace_those_at_home(trip: Trip) -> None:
     found, target = events(), writer(trip.spool / "rank_00001", formats=(MINDSPORE,))
     ship = trip.ship()
-    ship.enter("s", own_process(), "rank_00001", 0)
+    ship.enter(*RANK)
     manifest(trip.spool, 0)
     for at in range(12, len(found) + 12, 12):
         write(target, found[:at])
@@ -436,11 +468,11 @@ def test_files_without_their_old_bulk_values_replace_those_at_home(trip: Trip) -
             trip.home.leave("rank_00001")
         elif at == 72:
             ship = trip.ship()
-            ship.enter("t", own_process(), "rank_00001", 0)
+            ship.enter("t", *RANK[1:])
         elif not 36 < at < 72:
             ship.sync()
     target.close()
-    ship.leave("t")
+    ship.leave("t", *RANK[1:])
     sent = segments(trip.spool / "rank_00001", MINDSPORE)
     assert len([one for one in sent if removed_below([one]).values]) > 3
     assert all(trip.arrives(f"rank_00001/{one.name}", one.read_bytes()) for one in sent)
