@@ -1,4 +1,4 @@
-"""TensorBoard shows what stayed when old bulk values are removed: while it runs, and started again."""
+"""TensorBoard and MindInsight show what stayed when old bulk values are removed; the former also live."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from tensorboard.context import RequestContext
 from distsummary.events.segments import segments
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from tests.bounded_files import STEPS, bulk_steps, events, write, writer
+from tests.interop.test_mindinsight import check
 from tests.interop.views import ALL, data_server, differences, own_view, python_view, server_view
 from tests.patience import wait_for
 
@@ -52,3 +53,14 @@ def test_a_tensorboard_that_runs_and_one_that_starts_show_what_stayed(tmp_path: 
     assert differences(python_view(tmp_path), view) == []
     assert differences(server_view(tmp_path), view) == []
     assert bulk_steps(run, MINDSPORE)[0] > 1
+
+
+def test_mindinsight_shows_what_stayed(tmp_path: Path, mindinsight: Path) -> None:
+    target = writer(tmp_path / "run")
+    write(target, events()[1:])  # without the graph, which has no nodes
+    target.close()
+    verdict = check(tmp_path, mindinsight)
+    assert verdict.complaints() == []
+    read = verdict.read("./run")
+    assert read["scalar"]["loss/scalar"]["points"] == STEPS
+    assert 0 < read["histogram"]["weight/histogram"]["points"] == len(bulk_steps(tmp_path / "run")) < STEPS

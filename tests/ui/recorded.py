@@ -129,6 +129,10 @@ def main(directory: Path) -> None:
         for step in run.steps(range(3)):
             run.log(loss=1 / (1 + step))
     report(directory / "real", out=directory / "real.html")
+    with ds.init(directory / "bounded", record=ds.Record(keep_bytes=16 << 20), system_metrics=False) as run:
+        for step in run.steps(range(1, 31)):
+            run.image("noise", np.random.default_rng(step).integers(0, 256, (600, 600, 3), np.uint8))
+    report(directory / "bounded", out=directory / "bounded.html")
     record(
         directory / "graph", values=lambda step, rank: [Value("graph", "graph", GRAPH)] if step == 1 else []
     )

@@ -3,6 +3,8 @@
 Run by `make test-ui`, in a virtual environment of its own that has Playwright and nothing of distsummary.
 """
 
+import re
+
 import pytest
 
 from tests.ui.conftest import settled, violations
@@ -210,6 +212,12 @@ def test_images_and_texts_follow_a_slider_and_stay_images_and_texts(show):
     assert text.locator(":not(p, div)").count() == 0
     page.get_by_role("button", name="as it was recorded").first.click()
     assert text.locator("pre").inner_text().startswith("step 800 </script>")
+
+
+@pytest.mark.parametrize("route", ["media", "config"])
+def test_what_was_removed_of_old_values_is_said_where_they_were(show, route):
+    said = show("bounded.html", hash=f"#{route}").locator("main p.card.quiet").first.inner_text()
+    assert re.search(r"2\d bulk values up to step 2\d \(\d+\.\d MB\) were removed", said), said
 
 
 def test_it_is_worked_by_keys_alone_and_is_dark_or_light(show):
