@@ -4,6 +4,8 @@ What run.json, the manifests of the ranks and alerts.jsonl say takes half a mill
 say (metrics, goodput) takes ten times as long.
 """
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from distsummary.format.own_tags import is_own
 from distsummary.rundir.meshes import Meshes
 from distsummary.rundir.run_dir import MANIFEST, RunDir
 from distsummary.rundir.run_records import MOST_S
-from distsummary.rundir.states import AttemptState, read_run
+from distsummary.rundir.states import AttemptState, RunState, read_run
 from distsummary.runs.attempt_times import attempt_times
 from distsummary.runs.cost import bill
 from distsummary.runs.facts import Fact, flat
@@ -28,7 +30,7 @@ from distsummary.runs.rank_files import MERGED, Rank, RankFiles, said
 from distsummary.runs.recorded_run import NO_MANIFEST, open_run
 from distsummary.runs.run_metrics import RunMetric, better, metric_of, spark_of
 from distsummary.runs.show import interest, is_loss
-from distsummary.runs.status import Status, read_status
+from distsummary.runs.status import Status, as_recorded, read_status
 from distsummary.runs.status_text import behind_ranks, by_gravity, causes, findings_of, stuck_in_short
 
 MOST_TAGS = 64  # of a run that are columns, by interest
@@ -104,7 +106,7 @@ def read_first(path: str, place: Path, *, now: float, size_bytes: int = 0) -> Ru
         path: of the run in the table. place: its directory. now: seconds since the epoch. size_bytes: of all
             its files.
     """
-    is_run = (place / MANIFEST).exists()
+    is_run = os.path.lexists(place / MANIFEST)
     row = RunRow(path=path, folder=place.name, state=NO_MANIFEST, size_bytes=size_bytes)
     try:
         return _of_run(row, place, now) if is_run else _of_records(row, place)
@@ -235,15 +237,15 @@ def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunR
                 break
         tags.sort(key=interest)
         curves = {tag: recorded.curve(tag, until) for tag in tags[:MOST_TAGS]} if recorded else {}
-        high = max((steps[1] for one in files.ranks.values() if (steps := one.steps())), default=None)
+        lasts = {rank: (one.steps() or (0, 0))[1] for rank, one in files.ranks.items()}
         return replace(
-            row,
+            _with_ends(row, state, lasts),
             metrics={
                 tag: metric_of(*curve, better(tag, defined)) for tag, curve in curves.items() if curve[1].size
             },
             spark=next((spark_of(values) for tag, (_, values) in curves.items() if is_loss(tag)), ()),
             left_out=row.left_out + max(0, len(tags) - MOST_TAGS),
-            step=max(filter(None, (row.step, high)), default=None),
+            step=max(filter(None, (row.step, *lasts.values())), default=None),
         )
 
     with files.held():
@@ -260,6 +262,17 @@ def _with_events(row: RunRow, place: Path, now: float, uses_index: bool) -> RunR
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         row = _noting(row, f"damaged: {problems[0]}{more}")
     return replace(row, goodput=goodput, is_whole=True)
+
+
+def _with_ends(row: RunRow, state: RunState | None, lasts: Mapping[int, int]) -> RunRow:
+    """The row with what ranks recorded and their files lack; `lasts`: rank -> newest step in its files."""
+    ranks = state.newest.ranks if state and state.newest else ()
+    seen = [as_recorded(rank, lasts.get(rank.rank, 0)) for rank in ranks if rank.state == "finished"]
+    cut = [f"rank {one.rank}: {one.reason}" for one in seen if one.state != "finished"]
+    if not cut:
+        return row
+    more = f", and so {len(cut) - 1} more" if len(cut) > 1 else ""
+    return _noting(replace(row, is_healthy=False), f"{cut[0]}{more}")
 
 
 def _ended(attempt: AttemptState, now: float) -> float:

@@ -198,7 +198,7 @@ def _loss(run_dir: RunDir, newest: AttemptState | None) -> float | None:
 
 def with_recorded_steps(run_dir: RunDir, run: RunState) -> tuple[RunState, dict[int, int]]:
     """The run, with the steps in the files of ranks that have ended: they may have recorded more than their
-    last heartbeats said. And these steps of the newest attempt, by rank.
+    last heartbeats said, or a file is missing or cut off. And these steps of the newest attempt, by rank.
     """
     of_newest: dict[int, int] = {}
     attempts = []
@@ -206,14 +206,26 @@ def with_recorded_steps(run_dir: RunDir, run: RunState) -> tuple[RunState, dict[
         is_newest = attempt is run.newest
         recorded = _recorded_steps(run_dir, attempt, EACH_RANK if is_newest else 1)
         if is_newest:
-            of_newest = recorded
+            of_newest = {rank: step for rank, step in recorded.items() if step}
         ranks = (
-            replace(rank, step=max(rank.step or 0, recorded[rank.rank])) if rank.rank in recorded else rank
+            as_recorded(rank, recorded[rank.rank]) if rank.rank in recorded else rank
             for rank in attempt.ranks
         )
         attempts.append(replace(attempt, ranks=tuple(ranks)))
     newest = None if run.newest is None else attempts[run.attempts.index(run.newest)]
     return replace(run, attempts=(*attempts,), newest=newest), of_newest
+
+
+def as_recorded(rank: RankState, step: int) -> RankState:
+    """A rank that has ended, with the newest step in its files (0: none), which may lack what it recorded."""
+    last = rank.health.get("recorded_step")
+    rank = replace(rank, step=max(rank.step or 0, step) or None)
+    # On a network file system, files may show their ends later than the rank's own end.
+    if rank.state != "finished" or not isinstance(last, int) or step >= last or rank.last_seen_s < HIDDEN_S:
+        return rank
+    found = f"end at step {step:,}" if step else "show no step"
+    reason = f"it recorded step {last:,}, but its files {found}: distsummary fsck names what is damaged"
+    return replace(rank, state="incomplete", reason=reason)
 
 
 def newest_step(attempt: AttemptState | None) -> int | None:
@@ -233,7 +245,7 @@ def ranks_behind(ranks: Sequence[RankState]) -> dict[int, int]:
 
 def _check_is_run(base: Path, given: str) -> None:
     """Raise MissingFileError unless the directory has a run.json, RunDirError if that was removed."""
-    if (base / MANIFEST).exists():
+    if os.path.lexists(base / MANIFEST):
         return
     if not base.is_dir():
         kind = "a file" if base.exists() else "missing"
@@ -252,23 +264,23 @@ def _check_is_run(base: Path, given: str) -> None:
 
 
 def _recorded_steps(run_dir: RunDir, attempt: AttemptState, most: int) -> dict[int, int]:
-    """Rank -> the newest step in its files, of the first `most` ranks that have ended.
+    """Rank -> the newest step in its files, 0 without any, of the first `most` ranks that have ended.
 
     Each costs the reading of an event file's end.
     """
     # Imported here, as it loads NumPy, which a running rank does not need.
-    from distsummary.events.newest import newest_events
+    from distsummary.events import newest
 
     found = {}
     for rank in [rank for rank in attempt.ranks if rank.state != "running"][:most]:
         place = run_dir.writer_dir(attempt.role, rank.rank, attempt.world_size)
         try:
-            steps = [event.step for event in newest_events(place, attempt=attempt.attempt)]
+            step = newest.newest_step(place, attempt=attempt.attempt)
         except (DistSummaryError, OSError):
             # `distsummary fsck` names what cannot be read.
-            continue
-        if steps:
-            found[rank.rank] = max(steps)
+            step = -1
+        if step is not None:
+            found[rank.rank] = max(0, step)
     return found
 
 

@@ -14,9 +14,11 @@ from distsummary.base.publish import file_system_time
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.sentence import sentence
 from distsummary.diagnosis.verdict import Verdict
-from distsummary.errors import DamagedFileError, MissingFileError
+from distsummary.errors import DamagedFileError, MissingFileError, RunDirError
+from distsummary.events.segments import all_event_files
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.timeouts import HIDDEN_S
+from distsummary.runs.run_row import read_first, with_events
 from distsummary.runs.run_rows import RunRows
 from distsummary.runs.status import Merged, read_status
 from distsummary.runs.status_text import as_json, hints, text_of
@@ -500,6 +502,43 @@ def test_a_lost_rank_has_the_step_that_its_files_hold(tmp_path):
     assert [rank.step for rank in status.run.newest.ranks] == [3, 4]
     assert any("are not merged to their ends" in line for line in hints(status))
     assert "fine" not in text_of(status)
+
+
+def _halve(files):
+    for file in files:
+        os.truncate(file, file.stat().st_size // 2)
+
+
+def _remove(files):
+    for file in files:
+        file.unlink()
+
+
+@pytest.mark.parametrize(("harm", "shown"), [(_halve, r"end at step \d+"), (_remove, "show no step")])
+def test_a_finished_run_whose_files_lack_what_it_recorded_is_not_fine(tmp_path, harm, shown):
+    with ds.init(tmp_path / "run", quiet=True, system_metrics=False) as run:
+        for _ in run.steps(range(40)):
+            run.log(loss=1.0)
+    now = file_system_time(tmp_path) + HIDDEN_S
+    assert read_status(tmp_path / "run", now=now).is_healthy
+    harm([file for file in all_event_files(tmp_path / "run") if "lineage" not in file.name])
+    said = f"it recorded step 40, but its files {shown}: distsummary fsck"
+    text = text_of(read_status(tmp_path / "run", now=now))
+    assert "The run has finished, but events are missing from the files." in text
+    assert re.search(said, text)
+    # On a network file system the end of a file may be seen later than the rank's own.
+    assert "incomplete" not in text_of(read_status(tmp_path / "run", now=now - HIDDEN_S))
+    row = with_events(read_first("run", tmp_path / "run", now=now), tmp_path / "run", now=now)
+    assert (row.is_healthy, row.level) == (False, "warning")
+    assert re.search(said, row.finding)
+
+
+def test_a_run_json_that_cannot_be_opened_was_not_removed(tmp_path):
+    (tmp_path / "run.json").symlink_to(tmp_path / "run.json")
+    with pytest.raises(RunDirError, match=r"run\.json cannot be read: Too many levels of symbolic links"):
+        read_status(tmp_path)
+    [row] = RunRows(tmp_path).read()
+    assert (row.state, row.is_healthy, row.level) == ("unreadable", False, "error")
 
 
 def test_what_is_no_run_is_named(tmp_path):
