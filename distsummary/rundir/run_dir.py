@@ -120,10 +120,12 @@ class RunDir:
     def kept(self) -> dict[str, list[str]]:
         """By the name of a host that does not see the run dir: the files of the run that stay there."""
         found = {}
-        for path in sorted(self.base.glob(f"{_HOST}*")):
+        names = os.listdir(self.base) if self.base.is_dir() else []
+        for name in sorted(name for name in names if name.startswith(_HOST)):
             with suppress(OSError):
-                if lines := path.read_text(encoding="utf-8", errors="replace").splitlines():
-                    found[unquote(path.name.removeprefix(_HOST))] = lines
+                text = (self.base / name).read_text(encoding="utf-8", errors="replace")
+                if lines := text.splitlines():
+                    found[unquote(name.removeprefix(_HOST))] = lines
         return found
 
     def sent_at(self, host: str) -> float | None:
