@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,11 +17,14 @@ FULL = "File too large"  # what Linux calls it
 def room_for(nbytes: int) -> Iterator[None]:
     """In the block, no file of this process grows beyond `nbytes`, by the kernel's limit."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The bytecode of a module that is imported now would be cut off, for all processes after.
+    writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes_bytecode
 
 
 class FullDisk(Files):

@@ -142,6 +142,7 @@ import distsummary as ds
 class Net:
     parameters = {"w": np.zeros(30_000, np.float32)}
 
+sys.dont_write_bytecode = True  # a module's would be cut off, for all processes after
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
 checkpoint = ds.ModelCheckpoint("a", sys.argv[1], ds.CheckpointConfig(2, format=sys.argv[2]))
 with ds.Run(callbacks=checkpoint, network=Net()) as run:

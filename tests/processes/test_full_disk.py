@@ -76,6 +76,7 @@ LIMITED = """
 import resource, sys
 import distsummary as ds
 
+sys.dont_write_bytecode = True  # a module's would be cut off, for all processes after
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 with ds.init(sys.argv[1], system_metrics=False) as run:
     for step in run.steps(range(300)):

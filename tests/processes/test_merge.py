@@ -38,6 +38,7 @@ FULL = """
 import resource, sys
 from distsummary.cli.main import main
 
+sys.dont_write_bytecode = True  # a module's would be cut off, for all processes after
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 sys.exit(main(["merge", sys.argv[1]]))
 """
