@@ -197,8 +197,8 @@ def leak_grace_s(request: pytest.FixtureRequest) -> float:
 
 
 def child_processes(but: set[int]) -> set[psutil.Process]:
-    """The other direct children of this process, but not Python's own helper for shared memory."""
-    return {child for child in map(_process, child_pids() - but) if child and not _is_tracker(child)}
+    """The other direct children of this process, but not the helpers of Python and torch themselves."""
+    return {child for child in map(_process, child_pids() - but) if child and not _is_helper(child)}
 
 
 def child_pids() -> set[int]:
@@ -217,8 +217,9 @@ def _process(pid: int) -> psutil.Process | None:
         return None
 
 
-def _is_tracker(process: psutil.Process) -> bool:
-    return "resource_tracker" in describe_process(process)
+def _is_helper(process: psutil.Process) -> bool:
+    """Python's for shared memory; torch's for the lines of its own exceptions, which ends by itself."""
+    return any(name in describe_process(process) for name in ("resource_tracker", "addr2line"))
 
 
 def describe_process(process: psutil.Process) -> str:
