@@ -49,13 +49,13 @@ STEP_PHASES = (
 UNKNOWN = ""  # the phase of a step that is not marked, where only hooks of torch could report it
 FIRST_MEASURED = 16  # the first steps, which are all marked, to know what it costs
 MEASURED = 64  # marked steps after which it is looked again how long a step takes, and what marks cost
-SKIPPED = 8  # of them, the first; at the beginning caches are filled
+SKIPPED = 8  # the first of all; at the beginning caches are filled
 SHARE = 0.01  # of the time, what marks may cost on average
 AROUND_S = 90e-6  # what marks cost besides what is measured of them: torch's hooks, and to set them
 IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of other tags, see `Phases.take`
 MAX_EVERY = 64
 LOOP = 4  # a loop has at least so many marked steps for each one that is marked as it follows a loop
-# That is looked at before if the median of so many steps has become so many times as long.
+# It is looked at before that if all steps since so many marked ones took so many times as long on average.
 EARLY, SLOWER = 4, 4.0
 READINGS = 3  # of clocks that were not read together, at most
 STARVED_KEPT = 0.9  # of what workers waited, after each step: batches are loaded ahead
@@ -156,9 +156,13 @@ class Phases:
         self.on_failure: Callable[[str], None] = lambda reason: None
         self._is_weighed, self._cost_s = True, 0.0  # what it costs is measured; the CPU time in this step
         self._costs_s: list[float] = []
-        self._steps_ms: list[float] = []  # since it was chosen which steps are marked
-        self._next_choice = FIRST_MEASURED  # after so many
-        self._chosen_ms = self._mark_s = 0.0  # how long a step and a mark took when it was chosen
+        # Since the last choice, from each marked step to the next one: how many steps, and how long they took
+        # without the run queue. The next choice is after so many marked ones; the sums of those before.
+        self._took: list[tuple[int, float]] = []
+        self._marks, self._next_choice = 0, FIRST_MEASURED
+        self._past_steps = self._past_s = 0.0
+        self._newest = 0, 0.0  # the last marked step, and the time at its end
+        self._chosen_s = self._mark_s = 0.0  # how long a step and a mark took when it was chosen
         gc.callbacks.append(self._collect)
 
     def drop_step(self) -> None:
@@ -308,41 +312,54 @@ class Phases:
         found: dict[str, float] = {}
         if self.is_marked:
             found = self.take(RECORDING)
+            (last, then_s), now_s = self._newest, self._wall_s - self._queue_s
+            self._newest = step, now_s
             # One that is marked whenever it follows a loop stands for itself alone.
             if step != self._after_loop:
-                self._choose(found[OWN_MS] + found[WAIT_MS])
+                self._choose(max(0, step - last), now_s - then_s)
                 if self.every > 1:
                     found[EVERY] = float(self.every)
         self.begin_step(step + 1)
         self.current = RECORDING
         return found
 
-    def _choose(self, step_ms: float) -> None:
+    def _choose(self, steps: int, took_s: float) -> None:
         """Choose which steps are marked from now on, at times: by how long a step takes on average.
 
-        If some take so long that they are a good part of the time, more can be marked, and they are found.
+        All count, marked or not: if a few take so long that they are a good part of the time, more can be
+        marked, and the next ones of these are found.
+
+        Args:
+            steps: since the last marked one, with this one. took_s: these, without the run queue.
         """
-        self._steps_ms.append(step_ms)
         # The cost of marks is measured in the first steps after each choice.
         if self._is_weighed:
             self._costs_s.append(self._cost_s)
             self._cost_s = 0.0
             self._is_weighed = len(self._costs_s) < FIRST_MEASURED
-        newest = self._steps_ms[-EARLY:]
-        is_slower = self.every > 1 and 0 < SLOWER * self._chosen_ms < statistics.median(newest)
-        if len(self._steps_ms) < self._next_choice and not (is_slower and len(newest) == EARLY):
+        self._marks += 1
+        if self._chosen_s or self._marks > SKIPPED:
+            self._took.append((steps, took_s))
+        newest = self._took[-EARLY:]
+        newest_s = sum(took for _, took in newest) / max(1, sum(many for many, _ in newest))
+        is_slower = self.every > 1 and len(newest) == EARLY and 0 < SLOWER * self._chosen_s < newest_s
+        if self._marks < self._next_choice and not is_slower:
             return
-        measured = self._steps_ms[SKIPPED:] if len(self._steps_ms) >= self._next_choice else newest
-        self._chosen_ms = statistics.fmean(measured)
-        step_s = 1e-3 * self._chosen_ms
+        # What was rare before the last choice still counts, the less the older it is.
+        self._past_steps = self._past_steps / 2 + sum(many for many, _ in self._took)
+        self._past_s = self._past_s / 2 + sum(took for _, took in self._took)
+        self._chosen_s = newest_s if is_slower else self._past_s / max(1, self._past_steps)
         # Other work can only add to what was measured, so that the lower quartile is the best estimate.
         if len(self._costs_s) >= FIRST_MEASURED:
             self._mark_s = statistics.quantiles(self._costs_s[SKIPPED:])[0]
         cost_s = self._mark_s + AROUND_S
-        self._steps_ms.clear()
         self._costs_s.clear()
         self._is_weighed, self._next_choice = True, MEASURED
-        every = partial(affordable_every, step_s=step_s, share=SHARE, idle_s=IDLE_S, highest=MAX_EVERY)
+        self._took.clear()
+        self._marks = 0
+        every = partial(
+            affordable_every, step_s=self._chosen_s, share=SHARE, idle_s=IDLE_S, highest=MAX_EVERY
+        )
         # More steps are marked only if there is a margin: otherwise the choice would change back and forth.
         if every(cost_s) > self.every or every(STEADY * cost_s) < self.every:
             self.every = every(cost_s)

@@ -488,16 +488,23 @@ def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_sh
     assert phases.every == 1  # steps have become so long that marks take less than the share
 
 
-def test_where_some_steps_are_long_more_are_marked(clocks: Turned, phases: Phases) -> None:
+@pytest.mark.parametrize("apart", [33, 40, 150])
+def test_where_some_steps_are_long_more_are_marked_though_the_first_is_not(
+    clocks: Turned, phases: Phases, apart: int
+) -> None:
     """Rare ones, which take so much of the time that marks are a small part of it."""
-    chosen = []
+    chosen, found = [], []
+    first = next(step for step in range(1001, 1100) if not is_measured(step, 8))
     for step in range(1, 2001):
+        is_long = step >= first and (step - first) % apart == 0
         phases.enter(FORWARD)
-        clocks.turn(cpu=2, blocked=500 if step > 1000 and step % 33 == 1 else 0)
-        phases.end_step(step)
+        clocks.turn(cpu=2, blocked=1500 if is_long else 0)
+        is_marked = bool(phases.end_step(step))
         chosen.append(phases.every)
+        found += [is_marked] * is_long
     assert {*chosen[100:1000]} == {8}
-    assert max(chosen[1700:]) < 8
+    assert not found[0]
+    assert sum(found) >= 3
 
 
 def test_what_marks_cost_is_weighed_again(clocks: Turned, phases: Phases) -> None:
