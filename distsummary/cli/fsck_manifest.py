@@ -68,7 +68,8 @@ def check_manifest(run: RunDir, directories: Mapping[Path, DirectoryFacts]) -> l
             found.append(finding(path, "manifest_stale", text))
         if lost := [one for one in attempt.ranks if one.state == "lost"]:
             text = f"{named([one.rank for one in lost], 'rank')} of {name} died without a word; the first: "
-            found.append(finding(path, "lost_ranks", f"{text}{lost[0].reason or 'for an unknown reason'}"))
+            why = attempt.failure.error if attempt.failure else lost[0].reason
+            found.append(finding(path, "lost_ranks", f"{text}{why or 'for an unknown reason'}"))
     if unread := read_reports(run, state.newest).unread:
         found.append(finding(run.alerts_path, "reports_damaged", unread))
     for directory in {run.base, *run.rank_dirs("train").values()}:

@@ -17,6 +17,7 @@ from distsummary.events.spec import WriterSpec
 from distsummary.events.writer import RankWriter
 from distsummary.format.frames import frame
 from distsummary.format.records import Batch, Event, Value
+from distsummary.rundir.attempts import note_deaths
 from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.run_dir import RunDir
 from distsummary.rundir.states import read_run
@@ -291,6 +292,10 @@ def test_lost_ranks_are_noted_and_no_problem(nasty_tmp_path: Path):
     assert (note.kind, note.severity, report.exit_code) == ("lost_ranks", "note", 0)
     assert "ranks 0-7 of attempt 0 of role train died without a word" in note.message
     assert "its process is gone from n0" in note.message
+    stopped = dict.fromkeys(range(3), "stopped: it still ran 10 s after the first failure")
+    note_deaths(run, "train", 0, stopped | {3: "its node does not answer"})
+    [note] = fsck(nasty_tmp_path).findings
+    assert "the first: its node does not answer" in note.message
 
 
 def test_a_manifest_of_another_run_is_made_again(nasty_tmp_path: Path):
