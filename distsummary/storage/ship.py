@@ -159,6 +159,9 @@ class Ship:
     def _send(self) -> bool:
         """One exchange; returns whether there is more to send."""
         changes, sent = self._spool.changes(MOST_BYTES)
+        # When the ranks have left, the home may have ended; it is not started again for nothing.
+        if not (changes or self._ranks or self._spool.kept or self._behind_since):
+            return False
         kept = tuple(str(self._run_dir.base / name) for name in sorted(self._spool.kept))
         news = self._home.exchange(HostState(platform.node(), kept), self._held, changes, self._seen)
         self._spool.commit(sent)

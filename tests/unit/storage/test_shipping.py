@@ -210,12 +210,24 @@ def test_it_stays_while_a_rank_writes_though_its_call_failed_or_has_not_come(
         for _ in range(3):
             exchanged = threading.Event()
             trip.then.append(exchanged.set)
+            file.write(b"def")
+            file.flush()
             assert exchanged.wait(60)
-        file.write(b"def")
     if has_called:
         ship.leave(*RANK)
     assert trip.ended.wait(60)
-    assert trip.arrives(EVENTS, b"abcdef")
+    assert trip.arrives(EVENTS, b"abcdefdefdef")
+    assert not trip.spool.exists()
+
+
+def test_when_its_ranks_have_left_it_needs_no_home(trip: Trip) -> None:
+    ship = trip.ship(round_s=0.01, linger_s=0.0)
+    ship.enter(*RANK)
+    manifest(trip.spool, 0)
+    ship.leave(*RANK)
+    trip.fails = True
+    trip.begin.set()
+    assert trip.ended.wait(60)
     assert not trip.spool.exists()
 
 
