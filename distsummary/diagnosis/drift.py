@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsummary.diagnosis.check_tags import PARTS, axes_of, group_of, located
-from distsummary.diagnosis.verdict import DRIFT, ERROR, INFO, Verdict
-from distsummary.format.own_tags import BITS_TAGS
+from distsummary.diagnosis.verdict import DRIFT, ERROR, INFO, WARNING, Verdict
+from distsummary.format.own_tags import BITS_TAGS, WAIT_MS
 from distsummary.rundir.rank_facts import RankFacts
 from distsummary.rundir.topology import DATA_AXES
 
@@ -23,6 +23,9 @@ SILENT = 128  # steps: a rank that has reported nothing at all for so long is no
 # always do. So where no two ranks agree, that is an error only after PATIENCE steps, and APART times the
 # longest time after which they were equal again. Of ranks that never were, after an update, it is none.
 PATIENCE, APART = 64, 2
+# But ranks that exchange anything wait for each other at times. Those that never did, at so many measured
+# steps, train alone, as where the model was not wrapped.
+ALONE = 512
 NAMED = 8  # ranks that are named at a step
 
 # a group of parameters, the digest of their names and shapes, and the place of the ranks that hold them
@@ -51,6 +54,9 @@ class Drift:
         self._replicas: defaultdict[_Peers, _Replicas] = defaultdict(_Replicas)
         self._last_seen = _LastSeen()
         self._is_aligned = False
+        self._first: int | None = None  # the first step
+        self._have_waited = False  # ranks for each other, after that
+        self._unwaited = 0  # as long as they have not: at how many steps that was measured
 
     def add(
         self,
@@ -70,6 +76,7 @@ class Drift:
                 ranks must be equal at one step before a difference is an error.
         """
         self._last_seen.add(ranks, steps)
+        self._note_waits(tags, which, steps, values)
         is_mine = np.array([tag.startswith(BITS_TAGS) for tag in tags], np.bool_)
         if not is_mine.any():
             return []
@@ -100,6 +107,16 @@ class Drift:
                 whole = {rank: tuple(sums) for rank, sums in by_rank.items() if -1 not in sums}
                 found += self._compare(step, peers, dict(sorted(whole.items())))
         return found
+
+    def _note_waits(self, tags: Sequence[str], which: Ints, steps: Ints, values: Floats) -> None:
+        """Note whether ranks wait for each other; at the first step they may, to begin together."""
+        if self._have_waited or not len(steps):
+            return
+        self._first = int(steps.min()) if self._first is None else self._first
+        if WAIT_MS in tags:
+            is_wait = (which == tags.index(WAIT_MS)) & (steps > self._first)
+            self._have_waited = bool(np.any(values[is_wait]))
+            self._unwaited = 0 if self._have_waited else self._unwaited + len(np.unique(steps[is_wait]))
 
     def _peers(self, rank: int, group: str) -> _Peers:
         """What the ranks that hold copies of a group of parameters have in common."""
@@ -146,7 +163,9 @@ class Drift:
         if not new or replicas.apart is None:
             return []
         is_single = not self._is_aligned and self._is_single(peers[0], vote, replicas.sums)
-        is_long = step - replicas.apart >= max(0 if is_end else PATIENCE, APART * replicas.longest)
+        apart = step - replicas.apart
+        is_decided = is_end or not 0 < self._unwaited < ALONE
+        is_long = is_decided and apart >= max(0 if is_end else PATIENCE, APART * replicas.longest)
         changed = []
         # With a majority, each odd rank has its own verdict; without one, a single verdict names all ranks.
         for ranks in [[rank] for rank in new] if vote.has_majority else [new]:
@@ -154,13 +173,15 @@ class Drift:
             is_clear = is_single or (vote.has_majority and were_alike)
             if not is_clear and not is_long:
                 continue
-            since, level = step if is_clear else replicas.apart, ERROR if is_single or were_alike else INFO
+            since = step if is_clear else replicas.apart
+            are_alone = self._unwaited >= ALONE
+            level = ERROR if is_single or were_alike else WARNING if are_alone else INFO
             verdict = Verdict(
                 rank=ranks[0],
                 cause=DRIFT,
                 since_step=since,
                 until_step=None,
-                evidence=self._evidence(peers[0], ranks[0], vote, replicas),
+                evidence=self._evidence(peers, ranks[0], vote, are_alone=level == WARNING),
                 reported_step=step,
                 ranks=tuple(ranks) if len(ranks) > 1 else (),
                 level=level,
@@ -175,7 +196,8 @@ class Drift:
         is_one = located(sums[vote.model], sums[vote.second]) is not None
         return is_one and facts is not None and len(facts.names_of(group)) > 1
 
-    def _evidence(self, group: str, rank: int, vote: "_Vote", replicas: "_Replicas") -> str:
+    def _evidence(self, peers: _Peers, rank: int, vote: "_Vote", *, are_alone: bool) -> str:
+        group, replicas = peers[0], self._replicas[peers]
         reported = replicas.sums
         other = vote.model if reported[rank] != reported[vote.model] else vote.second
         place = located(reported[rank], reported[other])
@@ -193,6 +215,12 @@ class Drift:
             what += ", and of two copies either may be right"
         else:
             what += f", and no majority of {len(reported)} agrees"
+        if are_alone:
+            return (
+                f"{what}, and no rank has waited for another one at {self._unwaited:,} measured steps: each "
+                "trains alone. Wrap the model in DistributedDataParallel, or average its gradients; if ranks "
+                "are to train apart, ds.init(checksums=False)"
+            )
         if replicas.equal is not None:
             return f"{what}; all were equal at step {replicas.equal:,}"
         return (

@@ -133,6 +133,34 @@ def test_ranks_that_train_apart_are_an_error_only_where_they_were_equal_and_no_l
 
 
 @pytest.mark.parametrize(
+    ("waits", "steps", "found"),
+    [
+        (lambda step: step == 1, 600, ["warning"]),  # such as a barrier before the loop
+        (lambda step: False, 500, ["info"]),
+        (lambda step: step == 500, 600, ["info"]),  # such as an average of the parameters
+        (lambda step: True, 600, ["info"]),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 600])
+def test_ranks_that_differ_and_never_wait_for_each_other_train_alone(
+    waits: Callable[[int], bool], steps: int, found: list[str], chunk: int
+) -> None:
+    drift, verdicts = drift_of(), []
+    tags = [*bits_tags(()), "zz_perf/wait_ms"]
+    for first in range(1, steps + 1, chunk):
+        rows = [
+            (tag, rank, step, value)
+            for step in range(first, min(first + chunk, steps + 1))
+            for rank in (0, 1)
+            for tag, value in enumerate((*by_itself(step, rank), 2.5 * waits(step)))
+        ]
+        verdicts += drift.add(tags, *(np.array(column) for column in zip(*rows, strict=True)))
+    verdicts += drift.settle()
+    assert [one.level for one in verdicts] == found
+    assert ("each trains alone. Wrap" in verdicts[0].evidence) == (found == ["warning"])
+
+
+@pytest.mark.parametrize(
     ("drifts", "found"), [(None, [("info", 0, 1)]), (2, [("info", 0, 1), ("error", 2, 300)])]
 )
 def test_a_rank_that_never_held_the_weights_of_the_others_is_an_info(
