@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from distsummary.base.cluster import check_reachable
@@ -29,6 +29,7 @@ from distsummary.launching.doctor import (
 )
 from distsummary.storage.place import HEAD, HOME, home_node
 
+NO_ANSWER = "no answer in time (--wait)"
 ANSWER_S = 18.0  # how long everything may take
 EXCHANGE_S = 4.0  # how much of it is left for the exchanges with the home
 TORCH_AHEAD_S = 1.0  # by how much earlier torch must have listed its GPUs
@@ -158,7 +159,7 @@ def _left(until: float) -> float:
 
 
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return NO_ANSWER if isinstance(error, GetTimeoutError) else " ".join(str(error).split())[:200]
 
 
 def _why_home(node: Mapping[str, Any]) -> str:
@@ -188,7 +189,7 @@ def _answers(
     done, late = ray.wait([*asked], num_returns=len(asked), timeout=_left(until))
     found = {}
     for one in late:
-        silent[name[asked[one]["NodeID"]]] = "no answer in time (--wait)"
+        silent[name[asked[one]["NodeID"]]] = NO_ANSWER
     for one in done:
         node = asked[one]["NodeID"]
         try:

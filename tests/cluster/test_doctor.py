@@ -1,6 +1,7 @@
 """The doctor of a real Ray cluster of three hosts names what was planted there, and nothing else."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,8 @@ def test_nodes_that_do_not_answer(healthy: Hosts) -> None:
     assert (code, {*wrong}) == (1, {"nodes"})
     assert "h1" in wrong["nodes"]["found"]
     assert "h2" in wrong["nodes"]["found"]
+    wrong, _ = doctor(healthy, f"{SHARED}/runs", "--wait", "0.5")
+    assert re.search(r"h0[^.;]*: no answer in time \(--wait\)", wrong["nodes"]["found"]), wrong
 
 
 def test_a_wrong_token_is_named_and_not_printed(tmp_path: Path) -> None:
