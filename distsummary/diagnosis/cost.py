@@ -26,6 +26,7 @@ LEAST_S, LEAST_SHARE, SMALL_S = 1.0, 0.01, 0.3
 UNSEEN = 4  # ends of gradient accumulation that may follow each other without being measured
 WAITED_MS = 1e-9  # what is left of a time of waiting that was charged
 NOTHING_S = 1e-9  # what a slow rank costs that no other waited for
+LATELY = 16  # steps, over which it is averaged what the peers of a slow rank take
 TURNS = 3  # so many times another rank is slow for the same cause: they hold up the run in turns
 GROWTH, GROWTH_S = 2.0, 1.0  # a cost is reported again when it has grown by this factor, and so many seconds
 
@@ -40,6 +41,11 @@ class StepTimes(NamedTuple):
     own_ms: Floats
     wait_ms: Floats
     every: int = 1
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether ranks waited for each other; one that made the step alone did not."""
+        return len(self.ranks) > 1 and bool(self.wait_ms.any())
 
 
 def step_times(
@@ -143,12 +149,13 @@ class Costs:
         self._coordinates = coordinates
         self._places: dict[int, object] = {}  # of ranks: equal for those that do the same work
         self._recent: deque[StepTimes] = deque(maxlen=REMEMBERED)  # with what is left of their waiting
+        self._of_peers: dict[int, float] = {}  # of slow ranks: the milliseconds that their peers take lately
         self._open: dict[Key, _Account] = {}
         self._is_known = False  # whether ranks record that they wait
 
     def add(self, times: StepTimes) -> None:
         """Look at a step, larger than those before."""
-        self._is_known = self._is_known or bool(times.wait_ms.any())
+        self._is_known = self._is_known or times.has_waited
         self._recent.append(self._charge(times, self._open) if self._open else times)
 
     def note(self, verdict: Verdict) -> Verdict:
@@ -187,9 +194,9 @@ class Costs:
         """Charge some verdicts with a step; returns its times with what is left of the waiting."""
         # A step stands for those that were not measured, with all that its ranks took longer and waited.
         many = times.every
-        excess = {key: many * excess_ms(times, key[0], self._place) for key in accounts}
+        excess = {key: many * self._excess_ms(times, key[0]) for key in accounts}
         behind = {key: max(0.0, accounts[key].left_ms + found) for key, found in excess.items()}
-        has_waited = bool(times.wait_ms.any())
+        has_waited = times.has_waited
         lost = shared_ms(times._replace(wait_ms=many * times.wait_ms), behind)
         if many > 1 and not has_waited:
             lost = {key: min(found, accounts[key].spare_ms) for key, found in behind.items()}
@@ -203,6 +210,19 @@ class Costs:
         # That the ranks have waited is still to be seen.
         waited = np.maximum(times.wait_ms - sum(lost.values()) / many, np.minimum(times.wait_ms, WAITED_MS))
         return times._replace(wait_ms=waited)
+
+    def _excess_ms(self, times: StepTimes, rank: int) -> float:
+        """By how much a rank took longer than its peers, or than they do lately if it made the step alone.
+
+        That is so where its epoch is longer; the others wait for it when that ends.
+        """
+        own_ms = float(times.own_ms[times.ranks == rank].sum())
+        if len(times.ranks) == 1 and rank in self._of_peers:
+            return own_ms - self._of_peers[rank]
+        found = excess_ms(times, rank, self._place)
+        usual = self._of_peers.get(rank, own_ms - found)
+        self._of_peers[rank] = usual + (own_ms - found - usual) / LATELY
+        return found
 
     def _place(self, rank: int) -> object:
         if rank not in self._places:
@@ -231,7 +251,7 @@ class _Account:
         # The rank falls back until the others wait for it, such as at the end of gradient accumulation. What
         # they do not wait for then may be waited for at the next step, up to the excess of one, or at the
         # next of these ends that is measured, if not all are.
-        most = max(excess, UNSEEN * lost * (times.every > 1)) if times.wait_ms.any() else math.inf
+        most = max(excess, UNSEEN * lost * (times.every > 1)) if times.has_waited else math.inf
         self.left_ms, self.spare_ms = max(0.0, min(most, self.left_ms + excess - lost)), spare_ms
         self.lost_s += 1e-3 * lost
         self._newest.append((times.step, 1e-3 * lost))

@@ -15,7 +15,16 @@ from distsummary.diagnosis.host import SlowHosts
 from distsummary.diagnosis.loader import SPARE
 from distsummary.diagnosis.measured_steps import next_measured
 from distsummary.diagnosis.sentence import seconds
-from distsummary.diagnosis.slow import FIRST, PHASES, SKIPPED, Slow, SlowRanks, median, references_of
+from distsummary.diagnosis.slow import (
+    FIRST,
+    PHASES,
+    SKIPPED,
+    Slow,
+    SlowRanks,
+    median,
+    median_of_those_there,
+    references_of,
+)
 from distsummary.diagnosis.stalls import QUIET, Stalls, StepSpent
 from distsummary.diagnosis.verdict import Verdict
 from distsummary.format.own_tags import LOADER_IDLE, PHASE_TAGS, WAIT_MS
@@ -245,10 +254,11 @@ class _Peers:
         # A stall is at a single step, which the median below hides: these times are kept for `Stalls`.
         at_once = times[:, : _BLOCKED + 1].sum(axis=1)
         self._blocked.append(times[:, _BLOCKED, _COMPUTING])
-        # Phases that compute count as blocked for the median of the newest steps, see BLOCKED_STEPS; for 0,
-        # of a rank of which some of these steps are missing.
+        # Phases that compute count as blocked for the median of the newest steps, see BLOCKED_STEPS.
         blocked = np.array(self._blocked)
-        times[:, _BLOCKED, _COMPUTING] = np.where(np.isnan(blocked).any(axis=0), 0.0, median(blocked, 0))
+        times[:, _BLOCKED, _COMPUTING] = (
+            median_of_those_there(blocked) if np.isnan(blocked).any() else median(blocked, 0)
+        )
         own = times[:, : _BLOCKED + 1].sum(axis=1)
         queued = reported.queued[is_peer]
         self._loads.append((float(queued.sum()), float(own[present].sum())))

@@ -202,14 +202,14 @@ class SlowRanks:
         is_known = len(self._history) >= KNOWN
         past = np.stack(self._history) if is_known else self._rows[-len(self._steps) :, _EXCESS]
         floors = FLOORS if is_known else UNKNOWN * FLOORS
-        middle = _median_of_those_there(past)
+        middle = median_of_those_there(past)
         are_there = ~np.isnan(middle)
         if is_known:
             # A rank that was quicker than its peers may become as slow as they.
             self._usual[are_there] = np.maximum(middle[are_there], 0.0)
         # 1.4826 times the median absolute deviation estimates the standard deviation of normal noise,
         # whatever the outliers. The mean of a window varies less, by the root of its length.
-        deviation = 1.4826 * _median_of_those_there(np.abs(past - middle).reshape(-1, len(PHASES)))
+        deviation = 1.4826 * median_of_those_there(np.abs(past - middle).reshape(-1, len(PHASES)))
         noise = SIGMAS * deviation / np.sqrt(np.array(WINDOWS)[:, None])
         largest = np.max(self._largest, axis=0) if self._largest else np.zeros(())
         self._limits = np.maximum(np.maximum(floors[:, None], noise), MARGIN * largest)
@@ -314,7 +314,7 @@ def median(values: Floats, axis: int) -> Floats:
     return middle
 
 
-def _median_of_those_there(values: Floats) -> Floats:
+def median_of_those_there(values: Floats) -> Floats:
     """The median of those of N values that are not NaN (N, ...); NaN where there is none."""
     ordered, counts = np.sort(values, axis=0), (~np.isnan(values)).sum(axis=0)
     low, high = (np.take_along_axis(ordered, at[None], 0)[0] for at in ((counts - 1) // 2, counts // 2))

@@ -149,6 +149,25 @@ def test_what_is_slow_until_the_end_of_an_epoch_costs_what_the_others_wait_then(
     assert costs.of(SLOW).lost_s == pytest.approx(1600 * 0.020, rel=0.05)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_slow_in_steps_that_a_rank_makes_alone_costs_what_the_others_wait_then(shared: bool) -> None:
+    """Its epochs have 20 steps more than those of the others, which then wait for all of these."""
+    costs = Costs(alone)
+    for step in range(1, 501):
+        is_tail, place = step > 80 and (step - 1) % 100 >= 80, (step - 1) % 100
+        stalls = place == (40 if shared else 90) and step > 100
+        own = 5.0 + 700.0 * stalls
+        if is_tail:
+            costs.add(StepTimes(step, np.array([2]), np.array([own]), np.array([0.5])))
+        else:
+            waits = 700.0 * stalls + (100.0 + 700.0 * (not shared and step > 200)) * (place == 0 and step > 1)
+            costs.add(times(step, [5.0, 5.0, own, 5.0], [waits, waits, 0.5, waits]))
+        if step == 100:
+            costs.note(SLOW)
+    costs.add(times(501, [5.0] * 4, [100.0 + 700.0 * (not shared)] * 4))
+    assert costs.of(SLOW).lost_s == pytest.approx(4 * 0.7, rel=0.02)
+
+
 def test_a_rank_that_is_behind_and_catches_up_costs_what_is_left() -> None:
     costs = Costs(alone)
     for step in range(100, 200):

@@ -240,6 +240,20 @@ def test_a_rank_that_is_gone_holds_up_no_one(last: int) -> None:
     assert begun.reported_step <= 210
 
 
+@pytest.mark.parametrize(("ranks", "ended"), [(2, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize("tail", [4, 15])
+def test_ranks_that_are_blocked_alike_are_alike_after_epochs_of_different_lengths(
+    ranks: int, ended: int, tail: int
+) -> None:
+    """As on a device, where they are blocked while it computes; the last ranks have shorter epochs."""
+    judge, changed = Judge(one_axis), []
+    for step in range(1, 401):
+        one = reported(step, ranks)
+        one.times[:, BLOCKED, PHASES.index("backward")] = 6.0
+        changed += judge.add(first(one, ranks - ended) if step % 50 > 50 - tail else one)
+    assert changed == []
+
+
 def test_a_rank_that_comes_back_is_no_alarm() -> None:
     judge = Judge(one_axis)
     for step in range(1, 201):
