@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from distsummary.errors import DamagedFileError
 
+_Kind = TypeVar("_Kind")
 MOST_BYTES = 32 << 20  # of a file; as objects of Python it takes up to twenty times as much
 MOST_DEPTH = 64  # of lists and dicts in each other: the code behind may call itself for each
 
@@ -63,10 +66,27 @@ def check_kind(value: Any, kind: Any, *, name: str, remedy: str = "") -> Any:
     """The value itself, if it has the type `kind`; raises DamagedFileError otherwise."""
     try:
         # Only checked: the converted value would be without the keys that a TypedDict does not name.
-        msgspec.convert(value, kind)
+        msgspec.convert(value, prepared(kind))
     except (msgspec.ValidationError, ValueError, RecursionError, MemoryError) as error:
         raise damaged(name, f"is not what it should be ({error})", remedy) from error
     return value
+
+
+def prepared(kind: _Kind) -> _Kind:
+    """The type itself, which msgspec may now check in any thread.
+
+    Before 0.23, msgspec ends a process in which two threads use a type for the first time at once.
+    """
+    if kind not in _prepared:
+        with _lock:
+            msgspec.json.Decoder(kind)
+            _prepared.add(kind)
+    return kind
+
+
+_prepared: set[Any] = set()
+_lock = threading.Lock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def damaged(name: str, reason: str, remedy: str = "") -> DamagedFileError:

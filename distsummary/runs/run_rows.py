@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from distsummary.base.checked_json import prepared
 from distsummary.base.guard import guarded_log
 from distsummary.base.publish import file_system_time, replacing
 from distsummary.base.terminal import doing
@@ -126,7 +127,7 @@ class RunRows:
             with open(place / ROW, "rb") as file:
                 kept = json.loads(file.read(_MOST_ROW))
             if kept["version"] == VERSION and kept["stamp"] == stamp:
-                return msgspec.convert(kept["row"], RunRow)
+                return msgspec.convert(kept["row"], prepared(RunRow))
         return None
 
     def _keep(self, place: Path, entry: "_Entry") -> None:

@@ -1,6 +1,8 @@
 """JSON from files: bounded, finite and of the declared type, or DamagedFileError."""
 
 import json
+import threading
+from typing import TypedDict
 
 import pytest
 
@@ -61,3 +63,38 @@ def test_a_field_beyond_its_bounds_is_damage_that_names_the_field(tmp_path, fiel
         DamagedFileError, match=rf"run\.json is not .*\$\.attempts\[0\]\.?{field}?.*; a remedy"
     ):
         read_json(path, RunRecord, remedy="a remedy")
+
+
+_begun, _never = threading.Event(), threading.Event()
+
+
+def _read_late() -> type:
+    """Called while msgspec looks into Inner: a second thread may come meanwhile."""
+    _begun.set()
+    _never.wait(0.2)
+    return int
+
+
+class Inner(TypedDict):
+    number: "_read_late()"  # type: ignore[valid-type]
+
+
+class Outer(TypedDict):
+    inner: Inner
+    number: int
+
+
+def test_two_threads_may_use_a_type_for_the_first_time_at_once():
+    """Before 0.23, msgspec itself ends such a process."""
+    found = []
+
+    def read():
+        found.append(parse_json('{"inner": {"number": 1}, "number": 2}', Outer, name="it"))
+
+    first, second = (threading.Thread(target=read) for _ in range(2))
+    first.start()
+    assert _begun.wait(60)
+    second.start()
+    for one in (first, second):
+        one.join()
+    assert found == [{"inner": {"number": 1}, "number": 2}] * 2
