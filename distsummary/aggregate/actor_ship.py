@@ -24,6 +24,7 @@ from distsummary.storage.spool import Change
 logger = guarded_log(__name__)
 
 ANSWER_S = 5.0  # how long a ship waits for its home, whose link may be cut
+START_S = 30.0  # the same for the first answer: the aggregator may have to start
 RETRY_S = 0.5
 
 
@@ -51,11 +52,12 @@ class ActorHome:
         self._call("leave", directory)
 
     def _call(self, method: str, *arguments: object) -> Any:
+        limit_s = ANSWER_S
         # The handle is kept: while the link is cut, to look the actor up takes longer than the limit.
         if self._handle is None:
-            self._handle = start_aggregator(self._run_dir)
+            self._handle, limit_s = start_aggregator(self._run_dir), START_S
         try:
-            return ray.get(getattr(self._handle, method).remote(*arguments), timeout=ANSWER_S)
+            return ray.get(getattr(self._handle, method).remote(*arguments), timeout=limit_s)
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except RayActorError:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from distsummary.aggregate.actor_ship import start_ship
@@ -43,10 +43,13 @@ def sync(path: str) -> Iterator[Synced]:
     home = Path(os.path.abspath(os.path.expanduser(path)))
     nodes = ray.nodes()
     home_id = home_node(nodes, ray.get_runtime_context().get_node_id(), home)
-    asked = {}
+    asked, alive = {}, {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
     for node in nodes:
         host = str(node["NodeManagerHostname"])
         if not node["Alive"]:
+            # A host on which Ray was started again is there twice.
+            if node["NodeManagerAddress"] in alive:
+                continue
             yield Synced(
                 host, error=f"it is dead; what it has not sent is in {spool_path(home, home_id)} there"
             )
@@ -62,7 +65,9 @@ def sync(path: str) -> Iterator[Synced]:
                 ship = start_ship(RunDir(spool, home=home), node["NodeID"])
                 yield Synced(host, ray.get(ship.sync.remote(), timeout=SEND_S))
         except RayError as error:
-            yield Synced(host, error=f"it sends nothing: {error_line(error)}")
+            # Ray's own error has the traceback of the other host.
+            cause = error.cause if isinstance(error, RayTaskError) else None
+            yield Synced(host, error=f"it sends nothing: {error_line(cause or error)}")
 
 
 def _spool_here(home: str, node: str) -> str:

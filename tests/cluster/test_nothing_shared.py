@@ -390,6 +390,8 @@ def test_what_a_ship_that_was_ended_has_not_sent_is_fetched(tmp_path: Path) -> N
         assert hosts.run(1, "sh", "-c", wait).returncode == 0
         hosts.run(1, "pkill", "-KILL", "-f", "ray::(_[S]hip|_?[R]ank|.*[C]ollector)")
         assert training.exception()
+        hosts.run(1, "ray", "stop", "--force")
+        hosts.start_ray(1)
         assert not has_no_spool(hosts, 1)
         done = hosts.run(0, "python", "-m", "distsummary", "sync", RUN)
         assert done.returncode == 0, done.stdout + done.stderr
