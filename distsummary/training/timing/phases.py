@@ -56,7 +56,7 @@ IDLE_S = 6e-6  # what each step costs once not all are marked; mostly rows of ot
 MAX_EVERY = 64
 LOOP = 4  # a loop has at least so many marked steps for each one that is marked as it follows a loop
 # It is looked at before that if all steps since so many marked ones took so many times as long on average.
-EARLY, SLOWER = 4, 4.0
+EARLY, SLOWER = 8, 2.0
 READINGS = 3  # of clocks that were not read together, at most
 STARVED_KEPT = 0.9  # of what workers waited, after each step: batches are loaded ahead
 STEADY = 1.25  # a step must be so many times longer than needed before more steps are marked again
