@@ -339,7 +339,7 @@ def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(
     aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
-        finish(life, aggregator, topology, 0, {}) if topology.rank == 0 else None
+    finish(life, aggregator, RANKS[0], 0, {})
     with ExitStack() as full:
         with FileLock(life.run_dir.base / ".lock"):  # the aggregator settles nothing yet
             LocalCoordinator(life.run_dir).leave(RANKS[1], 0, {})
