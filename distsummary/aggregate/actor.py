@@ -104,11 +104,13 @@ class AggregatorClient:
         refuse_other_version(self._run_dir, registration)
         if self._run_dir.is_away:
             self._local.ahead_s = registration.now - (began + time.time()) / 2
+            # The ship may need a while to start, and until then nothing else says that this rank runs.
+            self._ask("claim", self._register_s, topology, registration.attempt)
             self._ship = ShipClient(self._run_dir, self._ray, self._ship_bytes)
             self._ship.enter(topology, registration.attempt, self._register_s)
         else:
             refuse_unshared(self._run_dir, registration)
-        self._local.enter(topology, registration.attempt)
+        self._local.claim(topology, registration.attempt)
         return registration
 
     def beat(self, topology: Topology, attempt: int, heartbeat: Heartbeat) -> tuple[Deal, ...]:

@@ -39,6 +39,11 @@ class _AggregatorActor(Aggregator):
         return super().serves(launch_id)
 
     @ray.method(concurrency_group=AWAY)  # type: ignore[untyped-decorator]  # of Ray
+    def claim(self, topology: Topology, attempt: int) -> None:
+        """See DirectoryHome."""
+        self._home.claim(topology, attempt)
+
+    @ray.method(concurrency_group=AWAY)  # type: ignore[untyped-decorator]  # of Ray
     def enter(self, directory: str, attempt: int) -> Entered:
         """See Home."""
         self.renew()

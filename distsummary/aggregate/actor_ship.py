@@ -112,8 +112,7 @@ class ShipClient:
         self._call("leave", limit_s, *self._arguments(topology, attempt))
 
     def _arguments(self, topology: Topology, attempt: int) -> tuple[Any, ...]:
-        place = self._run_dir.writer_dir(topology.role, topology.rank, topology.world_size)
-        directory = "" if place == self._run_dir.base else place.name
+        directory = self._run_dir.writer_name(topology.role, topology.rank, topology.world_size)
         return topology.session, own_process(), directory, attempt, self._bulk_bytes
 
     def _call(self, method: str, limit_s: float, *arguments: object) -> None:

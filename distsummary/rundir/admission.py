@@ -291,7 +291,8 @@ def refuse_in_use(
     """See `refuse_taken`; for a rank that has not joined the run. Also sees jobs on other machines.
 
     Whether a process on another machine lives, cannot be asked. If one was seen lately, this waits `far_s`
-    seconds for its next heartbeat.
+    seconds for its next heartbeat; if its host sends what it writes, until it counts as dead, since what is
+    sent may be late.
     """
     manifest = run_dir.read_manifest()
     refuse_taken_run(run_dir, manifest, topology)
@@ -313,7 +314,9 @@ def refuse_in_use(
         and now - known.get("last_seen", 0.0) < SILENT_S
         if not known.get("source") == topology.source == "ray.train"
     }
-    until = time.monotonic() + far_s
+    sent = [known for known in far.values() if run_dir.sent_at(str(known["host"])) is not None]
+    unknown_s = max([far_s, *(SILENT_S - (now - known.get("last_seen", 0.0)) for known in sent)])
+    until = time.monotonic() + unknown_s
     while far and time.monotonic() < until:
         sleep(FAR_POLL_S)
         for rank, known in ranks_of(run_dir, newest, [int(rank) for rank in far]).items():

@@ -99,7 +99,7 @@ class LocalCoordinator:
         for left in reversed(range(CLAIMS)):
             registration = self._join(topology)
             try:
-                self.enter(topology, registration.attempt)
+                self.claim(topology, registration.attempt)
             except _RankTakenError:
                 if not left:
                     raise
@@ -137,7 +137,7 @@ class LocalCoordinator:
             deals=deals_in(found),
         )
 
-    def enter(self, topology: Topology, attempt: int) -> None:
+    def claim(self, topology: Topology, attempt: int) -> None:
         """Enter this process as a rank of an attempt in the rank's own file.
 
         Raises RunDirError if the file cannot be written, or names another process as the rank.

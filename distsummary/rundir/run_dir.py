@@ -105,14 +105,14 @@ class RunDir:
         """`run.json`."""
         return self.base / MANIFEST
 
-    def mark_sent(self, host: str, kept: Iterable[str]) -> None:
+    def mark_sent(self, host: str, kept: Iterable[str] | None = None) -> None:
         """Note that a host that does not see the run dir sends something now.
 
-        `kept`: the paths of files of the run that stay on that host.
+        `kept`: the paths of files of the run that stay on that host; None: as before.
         """
-        path, data = self._host_file(host), "\n".join(kept).encode()
+        path, data = self._host_file(host), "\n".join(kept or ()).encode()
         with suppress(FileNotFoundError):
-            if path.stat().st_size == len(data):
+            if kept is None or path.stat().st_size == len(data):
                 os.utime(path)
                 return
         publish(path, data)
@@ -164,6 +164,11 @@ class RunDir:
         if world_size == 1:
             return self.base if role == "train" else self.base / role
         return self.base / f"{prefix}rank_{rank:05d}"
+
+    def writer_name(self, role: str, rank: int, world_size: int) -> str:
+        """The name of that directory in the run dir; empty if it is the run dir itself."""
+        place = self.writer_dir(role, rank, world_size)
+        return "" if place == self.base else place.name
 
     def is_rank_dir(self, path: Path) -> bool:
         """Whether a directory is that of one of several ranks, by its name."""

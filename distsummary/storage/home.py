@@ -16,9 +16,11 @@ from distsummary.base.checked_json import parse_json
 from distsummary.base.publish import ensure_directory, open_own, temporary_name
 from distsummary.errors import DistSummaryError, RunDirError
 from distsummary.events.segments import is_shortened
+from distsummary.rundir.coordination import LocalCoordinator
 from distsummary.rundir.rank_manifest import encoded, read_entries
 from distsummary.rundir.run_dir import RANK_MANIFEST, Manifest, RunDir
 from distsummary.rundir.run_records import RankRecord
+from distsummary.rundir.topology import Topology
 from distsummary.storage.spool import GONE, GROW, OF_THE_RUN, PART, WHOLE, Change, grows, is_small
 
 _PLACE = re.compile(r"(?:[a-z]+_)?rank_\d{5,7}|ckpt_dir|export_\d+", re.ASCII)
@@ -98,6 +100,17 @@ class DirectoryHome:
         # Where files are until they have arrived whole. A merge removes no directory with another one in it.
         self._staging = temporary_name(self._base) / "parts"
         self._parts: dict[tuple[str, int, bool], Path] = {}  # by name, rights, and whether it comes at once
+
+    def claim(self, topology: Topology, attempt: int) -> None:
+        """Enter a rank of another host, whose ship may start later, in an attempt; see LocalCoordinator."""
+        directory = self._run_dir.writer_name(topology.role, topology.rank, topology.world_size)
+        with self._locks[directory]:
+            LocalCoordinator(self._run_dir).claim(topology, attempt)
+            known = read_entries(self._base / directory)
+            entry = known.entry(attempt) if known else None
+            if entry is not None:
+                self._others[directory][attempt] = entry
+        self._run_dir.mark_sent(topology.host)
 
     def enter(self, directory: str, attempt: int) -> Entered:
         """See Home."""

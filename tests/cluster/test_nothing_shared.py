@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from distsummary.rundir.timeouts import FAR_S
 from tests.cluster.hosts import SHARED, Hosts, can_make_hosts
 from tests.conftest import ROOT
 
@@ -253,6 +254,27 @@ def test_while_a_cable_is_cut_the_loop_goes_on_and_nothing_is_lost(tmp_path: Pat
         assert longest
         assert float(longest[1]) < 1.0  # a wait for the home would be one of 5 s
         check(hosts, 4, 6000)
+
+
+def test_ranks_whose_ship_is_late_run(tmp_path: Path) -> None:
+    """As on a busy host: those of the other host have ended before it sends anything."""
+    with cluster(tmp_path) as hosts, ThreadPoolExecutor() as pool:
+        stop = "until pkill -STOP -f _Ship[A]ctor; do sleep 0.1; done"
+        stopping = pool.submit(hosts.run, 1, "sh", "-c", stop)
+        training = pool.submit(train, hosts, 4, 300)
+        assert stopping.result().returncode == 0
+        ended = f"until [ $(grep -l finished {RUN}/rank_*/manifest.json | wc -l) -ge 2 ]; do sleep 1; done"
+        assert hosts.run(0, "sh", "-c", ended).returncode == 0
+        found = hosts.run(0, "python", "-m", "distsummary", "status", RUN).stdout
+        assert "never registered" not in found, found
+        assert found.count(" running ") == 2, found
+        other = f"import distsummary as ds; ds.init({RUN!r})"
+        refused = pool.submit(hosts.run, 0, "python", "-c", other)
+        time.sleep(FAR_S + 4.0)  # a rank on a shared disk would have shown that it lives
+        hosts.run(1, "pkill", "-CONT", "-f", "_Ship[A]ctor")
+        assert "is in use: rank" in refused.result().stderr, refused.result()
+        training.result()
+        check(hosts, 4, 300)
 
 
 @pytest.mark.parametrize("host", [0, 1])

@@ -134,7 +134,7 @@ def life(nasty_tmp_path: Path) -> Iterator[Life]:
 def register(life: Life, aggregator: Aggregator, topology: Topology) -> Registration:
     """As a rank's client does it."""
     registration = aggregator.register(topology)
-    LocalCoordinator(life.run_dir).enter(topology, registration.attempt)
+    LocalCoordinator(life.run_dir).claim(topology, registration.attempt)
     return registration
 
 

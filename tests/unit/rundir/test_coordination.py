@@ -545,21 +545,32 @@ def test_a_rank_that_another_living_process_is_already_is_refused_with_both(run:
 def test_of_two_processes_that_claim_a_rank_at_the_same_moment_the_second_is_refused(run: RunDir) -> None:
     first, second = LocalCoordinator(run), LocalCoordinator(run)
     first.register(unique(0, 2))
-    first.enter(unique(1, 2), 0)
+    first.claim(unique(1, 2), 0)
     with pytest.raises(RunDirError, match=r"rank 1 of the run .* is claimed twice"):
-        second.enter(unique(1, 2, **other_process()), 0)
-    first.enter(unique(1, 2), 0)  # a call that is repeated changes nothing
+        second.claim(unique(1, 2, **other_process()), 0)
+    first.claim(unique(1, 2), 0)  # a call that is repeated changes nothing
     assert reported(run)["1"]["pid"] == os.getpid()
 
 
 FAR = {"host": "far", "pid_space": "another boot", "pid": 7}
 
 
-def test_a_job_on_another_machine_is_refused_if_its_heart_beats(run: RunDir) -> None:
+@pytest.mark.parametrize(
+    ("is_sent", "far_s"),
+    [
+        pytest.param(False, 60.0, id="shared"),
+        pytest.param(True, 0.0, id="sent, which takes longer"),
+    ],
+)
+def test_a_job_on_another_machine_is_refused_if_its_heart_beats(
+    run: RunDir, is_sent: bool, far_s: float
+) -> None:
     coordinator = LocalCoordinator(run)
     coordinator.register(unique(0, 1, **FAR))
     other = unique(0, 1, incarnation="another")
     refuse_in_use(run, other, far_s=0.0)  # it may have died a moment ago
+    if is_sent:
+        run.mark_sent("far")
     beats = []
 
     def sleep(seconds: float) -> None:
@@ -572,7 +583,7 @@ def test_a_job_on_another_machine_is_refused_if_its_heart_beats(run: RunDir) -> 
     with pytest.raises(
         RunDirError, match="is in use: rank 0 of attempt 0 runs as process 7 on far, and anoth"
     ):
-        refuse_in_use(run, other, far_s=60.0, sleep=sleep)
+        refuse_in_use(run, other, far_s=far_s, sleep=sleep)
     assert len(beats) == 3
     refuse_in_use(run, unique(0, 1))  # the same job
     note_deaths(run, "train", 0, {0: "its node does not answer"})

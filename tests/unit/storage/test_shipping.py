@@ -1,5 +1,6 @@
 """What the ranks of a host write arrives at the home of their run, whatever fails between."""
 
+import dataclasses
 import fcntl
 import os
 import platform
@@ -46,7 +47,7 @@ def manifest(base: Path, attempt: int, *, has_ended: bool = False) -> None:
     """Enter rank 1 of 2 in an attempt of a run dir or a spool."""
     topology = Topology(rank=1, world_size=2, incarnation=f"start-{attempt}")
     coordinator = LocalCoordinator(RunDir(base))
-    coordinator.enter(topology, attempt)
+    coordinator.claim(topology, attempt)
     if has_ended:
         (base / "run.json").unlink(missing_ok=True)
         coordinator.leave(topology, attempt, {})
@@ -94,6 +95,12 @@ class Trip:
         options = {"round_s": round_s, "linger_s": linger_s}
         self.ships.append(HeldShip(self.begin, self.spool, self, self.ended.set, **options))
         return self.ships[-1]
+
+    def states(self) -> list[str]:
+        """Those of the attempts of rank 1, at home."""
+        found = read_entries(self.base / "rank_00001")
+        assert found
+        return [entry["state"] for entry in found.attempts]
 
     def arrives(self, name: str, data: bytes) -> bool:
         return (self.base / name).read_bytes() == data
@@ -302,21 +309,45 @@ def test_each_host_is_right_about_the_attempt_that_it_writes(trip: Trip, tmp_pat
         change = Change("rank_00001/manifest.json", WHOLE, 0, ranks[attempt].path.read_bytes())
         trip.home.exchange(HostState(f"h{attempt}"), {"rank_00001": attempt}, [change], Seen())
 
-    def states() -> list[str]:
-        found = read_entries(trip.base / "rank_00001")
-        assert found
-        return [entry["state"] for entry in found.attempts]
-
     for attempt, rank in enumerate(ranks):
         trip.home.enter("rank_00001", attempt)
         # As if the home had not answered: the host does not know the attempts before.
         rank.claim(attempt, lambda known: None)
         send(attempt)
-    assert states() == ["running"] * 3
+    assert trip.states() == ["running"] * 3
     for attempt in (0, 2):
         ranks[attempt].leave(attempt, "finished", error="", health={})
         send(attempt)
-    assert states() == ["finished", "running", "finished"]
+    assert trip.states() == ["finished", "running", "finished"]
+
+
+def test_a_rank_runs_at_home_before_its_ship_sends_anything(trip: Trip, tmp_path: Path) -> None:
+    """Its attempt before ran on another host, whose ship reports that end later."""
+    topologies = [Topology(rank=1, world_size=2, incarnation=f"start-{number}") for number in range(2)]
+    old, new = (RunDir(tmp_path / f"h{number}") for number in range(2))
+
+    def send(run_dir: RunDir, attempt: int) -> None:
+        change = Change(
+            "rank_00001/manifest.json", WHOLE, 0, RankManifest(run_dir, topologies[0]).path.read_bytes()
+        )
+        trip.home.exchange(HostState(run_dir.base.name), {"rank_00001": attempt}, [change], Seen())
+
+    LocalCoordinator(old).claim(topologies[0], 0)
+    send(old, 0)
+    trip.home.claim(topologies[1], 1)
+    assert trip.states() == ["running", "running"]
+    assert RunDir(trip.base).sent_at(platform.node())
+    RankManifest(old, topologies[0]).leave(0, "finished", error="", health={})
+    send(old, 0)
+    assert trip.states() == ["finished", "running"]
+    with pytest.raises(RunDirError, match="rank 1"):
+        trip.home.claim(dataclasses.replace(topologies[1], session="another", pid=1), 1)
+    # Its ship had begun too late to give it what it reported before.
+    LocalCoordinator(new).claim(topologies[1], 1)
+    RankManifest(new, topologies[1]).leave(1, "finished", error="", health={})
+    trip.home.enter("rank_00001", 1)
+    send(new, 1)
+    assert trip.states() == ["finished", "finished"]
 
 
 def test_an_event_that_has_arrived_is_not_removed_with_the_spool(trip: Trip) -> None:
