@@ -19,7 +19,7 @@ SEND_S = 3600.0
 
 
 class Synced(NamedTuple):
-    """What is known of a host: how many ranks it has sent, or why it has not."""
+    """What is known of a host: how many ranks it has sent that no ship of it served, or why it has not."""
 
     host: str
     ranks: int = 0
@@ -29,7 +29,8 @@ class Synced(NamedTuple):
         """For the console."""
         if self.error:
             return f"host {self.host}: {self.error}"
-        return f"host {self.host}: all that {self.ranks} of its ranks wrote is at home"
+        which = f"{self.ranks} of its ranks" if self.ranks else "its ranks"
+        return f"host {self.host}: all that {which} wrote is at home"
 
 
 def sync(path: str) -> Iterator[Synced]:
