@@ -529,6 +529,20 @@ class Run(Recording):
             self._measure_phases()
 
     @guarded()
+    def _epoch_begun(self, phases: Phases, *, is_manual: bool) -> float | None:
+        """The number of the epoch that began with this step, if one did; steps are measured by it."""
+        step = self._params["cur_step_num"]
+        is_first = step == self._steps_before_epoch + 1
+        # A loop without a loader has no epochs; `DDP.join` begins where one would.
+        if is_manual and (joined := self._join_of()) is not self._joined:
+            self._joined, self._joins, is_first = joined, self._joins + 1, True
+        if not is_first:
+            return None
+        number = self._params["cur_epoch_num"] + self._joins
+        phases.begin_epoch(number, step)
+        return float(number)
+
+    @guarded()
     def _measure_phases(self) -> None:
         """From now on, measure the phases of each step; those of a torch model, too."""
         self._step_context.phases = phases = self._phases = Phases(failures=self._counted)
@@ -627,15 +641,8 @@ class Run(Recording):
             logged.setdefault(DATA_WAIT_MS, 1e3 * waited_s)
         step = params["cur_step_num"]
         if self._phases is not None:
-            # Ranks are compared at equal places in their epochs.
-            is_first = step == self._steps_before_epoch + 1
-            # A loop without a loader has no epochs; `DDP.join` begins where one would.
-            if type(opener) is ManualStep and (joined := self._join_of()) is not self._joined:
-                self._joined, self._joins, is_first = joined, self._joins + 1, True
-            if is_first:
-                number = params["cur_epoch_num"] + self._joins
-                self._phases.begin_epoch(number, step)
-                logged.setdefault(EPOCH, float(number))
+            if (epoch := self._epoch_begun(self._phases, is_manual=type(opener) is ManualStep)) is not None:
+                logged.setdefault(EPOCH, epoch)
             found = self._phases.end_step(step) or {}
             if is_timed:
                 logged.update(found | logged)

@@ -378,7 +378,7 @@ def test_what_the_home_refuses_names_it(tmp_path: Path) -> None:
     with cluster(tmp_path / "hosts") as hosts:
         hosts.copy(1, site, "/tmp/site")
         done = hosts.run(1, "python", "-c", script, RUN, "2", "10", hosts.address(1), environment=other)
-        assert "RunDirError: h0, the home of the run, has another version of" in done.stderr
+        assert "h0, the home of the run, and h1 have different versions of distsummary" in done.stderr
         hosts.run(0, "touch", "/home/user/runs")
         done = hosts.run(0, "python", "-c", TRAIN, RUN, "2", "10", hosts.address(1))
         assert f"at the home of the run, h0: {RUN} must be a directory" in done.stderr

@@ -17,7 +17,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import distsummary as ds
-from distsummary.base import guard
+from distsummary.base import guard, private
 from distsummary.base.health import Health
 from distsummary.errors import InvalidValueError, RunDirError
 from distsummary.frameworks import torch_hook
@@ -36,13 +36,15 @@ PACKAGE = os.path.dirname(ds.__file__) + os.sep
 EVERY = 5  # a fault in every fifth step
 LEFT_OUT = 0.3  # of the sites, each time that they are reached
 GUARDS = {guard.__file__, torch_hook.__file__}
-# The guards themselves; and code of ours that trains, rather than recording a training.
+# The guards themselves, what calls listeners that have one, and code of ours that trains, rather than
+# recording a training.
 EXEMPT = (
     GUARDS
     | {ds.summary.__file__}
     | {
         PACKAGE + name
         for name in (
+            "frameworks/torch_step_hooks.py",
             "model/model.py",
             "model/torch_steps.py",
             "training/resumed.py",
@@ -64,8 +66,8 @@ WAITS = PACKAGE + "training/timing/torch_waits.py"
 MEASURED = {
     "_method.<locals>.method",
     "_Call.__call__",
-    "_Engine.run_backward",
-    "_Engine.run_backward.<locals>.<genexpr>",
+    "_engine_of.<locals>._Engine.run_backward",
+    "_engine_of.<locals>._Engine.run_backward.<locals>.<genexpr>",
     "_mark_gradients",
     "_mark_gradients.<locals>.queue",
     "_ddp_waits.<locals>.prepare_for_backward",
@@ -112,7 +114,8 @@ class Faults:
         self.seen, self._phase = seen, phase
         self._chance = random.Random(seed)
         self.injected: list[str] = []
-        self.special: set[int] = set()  # numbers of faults that also are of a class which our code may handle
+        # Numbers of faults which our code may handle: by their class, or as a private name that is absent.
+        self.special: set[int] = set()
         self.is_armed = False
         # Held here: CPython 3.11 forgets a trace function that raises, also if garbage is collected, in whose
         # callbacks it raises, while it is about to be called for another frame.
@@ -154,7 +157,7 @@ class Faults:
         kind: type[Exception] = InjectedValueError if len(self.injected) % 2 else InjectedDirError
         if len(self.injected) % 3 or _passes(kind, frame):
             kind = Injected
-        if kind is not Injected:
+        if kind is not Injected or _call_of({private.__file__}, frame):
             self.special.add(len(self.injected))
         raise kind(f"fault {len(self.injected)} of the fuzz")
 
@@ -164,19 +167,19 @@ def _is_ours(frame: FrameType) -> bool:
     name, function = frame.f_code.co_filename, frame.f_code.co_qualname
     if not name.startswith(PACKAGE) or name in EXEMPT or (name == WAITS and function in MEASURED):
         return False
-    return name not in DRIVERS or _guard_of(frame) is not None
+    return name not in DRIVERS or _call_of(GUARDS, frame) is not None
 
 
-def _guard_of(frame: FrameType | None) -> FrameType | None:
-    """The innermost call of a guard that a frame is in."""
-    while frame is not None and frame.f_code.co_filename not in GUARDS:
+def _call_of(files: Collection[str], frame: FrameType | None) -> FrameType | None:
+    """The innermost call of a function of these files that a frame is in."""
+    while frame is not None and frame.f_code.co_filename not in files:
         frame = frame.f_back
     return frame
 
 
 def _passes(kind: type[Exception], frame: FrameType) -> bool:
     """Whether the guard of a frame lets exceptions of a kind pass."""
-    found = _guard_of(frame)
+    found = _call_of(GUARDS, frame)
     return found is not None and issubclass(kind, found.f_locals.get("passing", ()))
 
 
