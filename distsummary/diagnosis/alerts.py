@@ -155,17 +155,19 @@ def each_fact_once(alerts: Iterable[Alert]) -> list[Alert]:
                         "lost_s": max(one.get("lost_s") or 0.0, less.get("lost_s") or 0.0),
                     }
                 left.remove(less)
-    # Ranks that are slow in turns are one alert; before they were seen to be, each had its own.
-    return [one for one in left if not any(_is_a_turn_in(one, other) for other in left)]
+    return [one for one in left if not any(_was_before(one, other) for other in left)]
 
 
-def _is_a_turn_in(alert: Alert, other: Alert) -> bool:
-    return (
-        alert["cause"] == other["cause"]
-        and alert["cause"] in SLOW
-        and alert.get("attempt", 0) == other.get("attempt", 0)
-        and ranks_in(alert) < ranks_in(other)
-    )
+def _was_before(alert: Alert, other: Alert) -> bool:
+    """Whether an alert is what was said of the same before more of it was seen.
+
+    Ranks that are slow in turns each had an alert, and those that hang were awaited.
+    """
+    if alert.get("attempt", 0) != other.get("attempt", 0):
+        return False
+    if (alert["cause"], other["cause"]) == (AWAITED, HANG):
+        return alert["since_step"] == other["since_step"] and ranks_in(alert) <= ranks_in(other)
+    return alert["cause"] == other["cause"] and alert["cause"] in SLOW and ranks_in(alert) < ranks_in(other)
 
 
 def holds(alert: Mapping[str, Any], attempt: AttemptState | None) -> bool:
@@ -307,7 +309,7 @@ def all_hangs(
         stuck = as_reported(stuck, alerts, attempt)
     now = {verdict.rank: verdict for verdict in stuck}
     hangs, is_reported = [], False
-    for number, hang, _ in hangs_among(alerts, (*STOPPED, AWAITED)):
+    for number, hang, _ in hangs_among(each_fact_once(alerts), (*STOPPED, AWAITED)):
         if attempt is not None and number == attempt.attempt and hang.until_step is None:
             is_reported |= hang.cause == HANG
             newer = now.get(hang.rank)

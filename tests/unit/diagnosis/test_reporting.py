@@ -9,7 +9,7 @@ import pytest
 import distsummary as ds
 from distsummary.base.terminal import announced
 from distsummary.diagnosis import reporting
-from distsummary.diagnosis.alerts import open_findings, read_alerts, with_reported, worst_level
+from distsummary.diagnosis.alerts import all_hangs, open_findings, read_alerts, with_reported, worst_level
 from distsummary.diagnosis.reporting import Alerts
 from distsummary.diagnosis.verdict import CAUSES, ENDS, MESSAGE, Verdict
 from distsummary.errors import InvalidTypeError, InvalidValueError
@@ -190,6 +190,15 @@ def test_one_fact_is_one_finding_with_the_evidence_of_both(run_dir, capsys, repo
     assert [(one.cause, one.ranks, one.evidence) for one in found] == expected
     assert [one for _, one in with_reported([], run_dir)] == found
     assert len(lines(capsys)) == printed
+
+
+def test_of_a_rank_that_hangs_is_not_said_that_it_was_awaited_before(run_dir):
+    alerts = Alerts(run_dir)
+    for cause, step in [("waiting", 10), ("hang", 10), ("waiting", 20)]:
+        alerts.report(0, verdict(cause, step))
+    found = open_findings(read_alerts(run_dir), None)
+    assert [(one.cause, one.since_step) for one in found] == [("hang", 10), ("waiting", 20)]
+    assert [one.cause for _, one in all_hangs(run_dir, None, [])] == ["hang", "waiting"]
 
 
 def test_an_alert_of_an_older_version_has_the_level_of_its_cause(run_dir):
