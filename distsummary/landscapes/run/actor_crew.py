@@ -21,7 +21,7 @@ from distsummary.base.guard import guarded_log
 from distsummary.errors import DistSummaryError, LandscapeError
 from distsummary.landscapes.engines.chunks import Chunk
 from distsummary.landscapes.run.actor_process import WorkerProcess
-from distsummary.landscapes.run.scheduler import IN_FLIGHT, CallPoints, Keep, Scheduler
+from distsummary.landscapes.run.scheduler import CallPoints, Keep, Scheduler
 from distsummary.landscapes.run.worker_failures import ChunkFailedError, raised
 
 MAX_DEATHS = 3  # of the actors of a slot, without a finished chunk between them
@@ -149,9 +149,9 @@ class ActorCrew:
         self._calls[began] = _Call(worker)
 
     def _feed(self, workers: Iterable[str]) -> None:
-        """Give each worker that has begun up to IN_FLIGHT calls; all get a first call before a second one."""
+        """Give each worker that has begun its calls; all get a first call before a second one."""
         asked = Counter(call.worker for call in self._calls.values())
-        for depth in range(1, IN_FLIGHT + 1):
+        for depth in range(1, self._scheduler.in_flight + 1):
             for worker in workers:
                 if self._slots[worker].has_begun and asked[worker] < depth:
                     points = self._points(len(self._slots))

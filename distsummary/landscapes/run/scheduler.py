@@ -111,6 +111,17 @@ class Scheduler:
         ]
         return [min(open_, key=lambda entry: entry[0])[1]] if open_ else []
 
+    @property
+    def in_flight(self) -> int:
+        """How many calls a worker may have: one while a chunk is suspected, see `lost`.
+
+        An answer may be lost with a worker that dies just after it, in its next call; then the wrong chunk
+        would be suspected.
+        """
+        held = (chunk for calls in self._held.values() for call in calls for chunk in call)
+        is_suspected = self._losses and not self._losses.keys().isdisjoint([*self._waiting, *held])
+        return 1 if is_suspected else IN_FLIGHT
+
     def done(self, worker: str, chunk: Chunk, values: Array) -> bool:
         """Take a chunk's losses and metrics, (points, quantities); False if it already had a result."""
         calls = self._held[worker]
