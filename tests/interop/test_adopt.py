@@ -8,8 +8,8 @@ import pytest
 import distsummary as ds
 from distsummary.cli.adopt import adopt
 from tests.conftest import ROOT
-from tests.interop.test_mindinsight import check
 from tests.interop.views import differences, own_view, python_view, server_view
+from tests.tools.mindinsight_check import check
 
 pytestmark = pytest.mark.interop
 
@@ -39,7 +39,7 @@ def test_tensorboard_reads_the_merged_runs(base: Path) -> None:
 
 def test_mindinsight_reads_the_merged_runs(base: Path, mindinsight: Path) -> None:
     verdict = check(base, mindinsight)
-    assert (verdict.complaints(), verdict.status) == ([], 0)
-    assert "loss/scalar" in verdict.read("./ours")["scalar"]
-    assert "loss/auto/scalar" in verdict.read("./mindspore")["scalar"]
-    assert verdict.read("./mindspore")["lineage"]["device_num"] == 2
+    assert verdict.complaints == []
+    assert "loss/scalar" in verdict.jobs["./ours"]["scalar"]
+    assert "loss/auto/scalar" in verdict.jobs["./mindspore"]["scalar"]
+    assert verdict.jobs["./mindspore"]["lineage"]["device_num"] == 2

@@ -19,10 +19,6 @@ def test_the_demo_prints_one_json_line_and_nothing_else_on_stdout(demo: Demo) ->
     assert (summary["run_dir"], summary["ranks"]) == (str(demo.run_dir), RANKS)
 
 
-def test_the_demo_trains(demo: Demo) -> None:
-    assert json.loads(demo.stdout[-1])["accuracy"] > 0.85
-
-
 def test_the_demo_leaves_no_process_behind(demo: Demo) -> None:
     assert demo.left == []
 

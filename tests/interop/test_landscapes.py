@@ -7,7 +7,7 @@ import pytest
 
 from distsummary.landscapes.output.write import write_landscapes
 from distsummary.rundir.run_dir import RunDir
-from tests.interop.test_mindinsight import Verdict, check
+from tests.tools.mindinsight_check import Verdict, check
 from tests.unit.landscapes.test_generator import recorded_run
 from tests.unit.landscapes.test_grid import make_grid, random_grid
 
@@ -39,8 +39,8 @@ def after(run_dir: RunDir, before: Verdict, mindinsight: Path) -> Verdict:
 
 
 def test_every_plane_is_drawn_and_the_line_is_not(before: Verdict) -> None:
-    assert before.complaints() == []
-    read = before.read("./")["landscape"]
+    assert before.complaints == []
+    read = before.jobs["./"]["landscape"]
     assert {name: plane["grid"] for name, plane in read["intervals"].items()} == {
         "[1, 9]": [3, 4],
         "[9, 15]": [3, 4],
@@ -50,8 +50,8 @@ def test_every_plane_is_drawn_and_the_line_is_not(before: Verdict) -> None:
 
 
 def test_a_replaced_landscape_is_drawn_in_the_place_of_the_older_one(after: Verdict) -> None:
-    assert after.complaints() == []
-    read = after.read("./")["landscape"]
+    assert after.complaints == []
+    read = after.jobs["./"]["landscape"]
     assert {name: plane["grid"] for name, plane in read["intervals"].items()} == {
         "[1, 9]": [3, 4],
         "[9, 15]": [5, 5],
@@ -63,7 +63,7 @@ def test_next_to_the_planes_there_are_the_curves_of_the_training_and_a_copy_of_t
     before: Verdict, after: Verdict
 ) -> None:
     for verdict in (before, after):
-        read = verdict.read("./")
+        read = verdict.jobs["./"]
         tags = ("loss/scalar", "lr/scalar", "loss/auto/scalar")
         assert {tag: points["points"] for tag, points in read["scalar"].items()} == dict.fromkeys(tags, 6)
         shown = {plugin: count for plugin, count in read["plugins"].items() if count}

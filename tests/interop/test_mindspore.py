@@ -156,16 +156,13 @@ def test_the_weights_are_counted_and_the_graph_is_there(mindspore_wrote: Recorde
 def test_the_lineage_is_read_whole(mindspore_wrote: Recorded) -> None:
     reported, lineage = mindspore_wrote.reported, read_lineage(mindspore_wrote.training)
     train = lineage.train
-    assert train is not None
     assert train.algorithm.network
     assert math.isclose(train.algorithm.loss, reported["losses"][-1], rel_tol=1e-6)
     hyper = train.hyper_parameters
     assert hyper.optimizer == "Momentum"
     assert (hyper.epoch, hyper.batch_size) == (reported["epochs"], reported["batch_size"])
-    assert lineage.evaluation is not None
     assert json.loads(lineage.evaluation.metric) == reported["metrics"]
     assert lineage.dataset_graph is not None
-    assert lineage.custom is not None
     entries = [dict(info.map_str) | dict(info.map_int32) for info in lineage.custom.user_info]
     assert {"note": "live"} in entries
     assert {"k": 3} in entries

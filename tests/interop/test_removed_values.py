@@ -9,9 +9,9 @@ from tensorboard.context import RequestContext
 from distsummary.events.segments import segments
 from distsummary.format.records import MINDSPORE, TENSORBOARD
 from tests.bounded_files import STEPS, bulk_steps, events, write, writer
-from tests.interop.test_mindinsight import check
 from tests.interop.views import ALL, data_server, differences, own_view, python_view, server_view
 from tests.patience import wait_for
+from tests.tools.mindinsight_check import check
 
 pytestmark = pytest.mark.interop
 EACH = [(step, pytest.approx(step / 3)) for step in range(1, STEPS + 1)]
@@ -60,7 +60,7 @@ def test_mindinsight_shows_what_stayed(tmp_path: Path, mindinsight: Path) -> Non
     write(target, events()[1:])  # without the graph, which has no nodes
     target.close()
     verdict = check(tmp_path, mindinsight)
-    assert verdict.complaints() == []
-    read = verdict.read("./run")
+    assert verdict.complaints == []
+    read = verdict.jobs["./run"]
     assert read["scalar"]["loss/scalar"]["points"] == STEPS
     assert 0 < read["histogram"]["weight/histogram"]["points"] == len(bulk_steps(tmp_path / "run")) < STEPS

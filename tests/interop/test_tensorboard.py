@@ -70,25 +70,6 @@ def test_every_rank_has_scalars_images_and_its_share_of_the_histograms(recorded:
     assert any(name == run for name, _ in recorded.histograms)
 
 
-def test_the_merged_run_has_the_statistics_of_all_ranks(recorded: View) -> None:
-    tags = {tag for name, tag in recorded.scalars if name == "."}
-    assert tags >= {
-        "loss",
-        "zz_ranks/loss/min",
-        "zz_ranks/loss/median",
-        "zz_ranks/loss/max",
-        "zz_ranks/loss/argmax_rank",
-    }
-
-
-def test_the_merged_loss_is_the_mean_of_the_ranks_at_every_step(recorded: View) -> None:
-    ranks = [dict(recorded.scalars[f"rank_{rank:05d}", "loss"]) for rank in range(RANKS)]
-    merged = dict(recorded.scalars[".", "loss"])
-    assert merged.keys() == ranks[0].keys()
-    for step, mean in merged.items():
-        assert mean == pytest.approx(np.mean([losses[step] for losses in ranks]), rel=1e-6)
-
-
 def test_both_dialects_hold_the_same_scalars(demo: Demo, recorded: View) -> None:
     scalars = own_view(demo.run_dir, "mindspore").scalars
     assert differences(recorded._replace(scalars=scalars), recorded) == []

@@ -213,8 +213,6 @@ def data_server(logdir: Path, reload: str = "once") -> Iterator[GrpcDataProvider
         command = [tensorboard_data_server.server_binary(), "--logdir", str(logdir), samples, *options]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as server:
-            assert server.stdin is not None
-            assert server.stderr is not None
             log = []
             for line in server.stderr:
                 log.append(line)
