@@ -53,7 +53,6 @@ def test_the_own_loop_records_everything(tmp_path: Path) -> None:
     assert len(found["eval/accuracy"]) == 2
     assert {"lr", "1.weight/auto", "input_data/auto"} <= found.keys()
     lineage = read_lineage(tmp_path / "run").train
-    assert lineage is not None
     assert lineage.algorithm.network == "Sequential"
 
 
@@ -140,7 +139,6 @@ def test_the_samples_of_mindspores_pages_run_with_their_lines_unchanged(tmp_path
     found = tags(tmp_path / "summary_collector" / "summary_dir")
     assert {"loss/auto", "conv1.weight/auto", "input_data/auto"} <= found.keys()
     lineage = read_lineage(tmp_path / "summary_collector" / "summary_dir").train
-    assert lineage is not None
     assert (lineage.algorithm.network, lineage.hyper_parameters.batch_size) == ("LeNet5", 8)
     steps_of_operators = set(range(1, 6))
     found = tags(tmp_path / "operators" / "summary_dir")

@@ -64,7 +64,6 @@ def test_a_run_that_another_process_writes_is_followed(nasty_tmp_path: Path, dia
     )
     run, found, looks = None, 0, 0
     with process:
-        assert process.stdin is not None
         for number in range(1, ROUNDS + 1):
             process.stdin.write(b"go\n")
             process.stdin.flush()
@@ -81,7 +80,6 @@ def test_a_run_that_another_process_writes_is_followed(nasty_tmp_path: Path, dia
                 assert table["step"].tolist() == [3 * seq for seq in range(1, found + 1)]
         process.stdin.close()
     assert process.returncode == 0
-    assert run is not None
     assert looks >= ROUNDS
     expected = [an_event(seq) for seq in range(1, ROUNDS * EVENTS + 1)]
     table = run.scalars("loss")

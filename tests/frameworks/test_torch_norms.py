@@ -90,7 +90,6 @@ def test_norms_are_those_of_the_gradient_before_and_the_weight_after_the_step(
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
     norms = training.step(optimizer.step)
-    assert norms is not None
     named = dict(model.named_parameters())
     assert norms.table == ParameterTable(
         names=tuple(named),
@@ -121,7 +120,6 @@ def test_each_update_is_measured_at_every_eighth_step(loop: Callable[..., Loop])
         give_gradients(model)
         before = [one.detach().clone() for one in model.parameters()]
         norms = training.step(optimizer.step)
-        assert norms is not None
         changes = [squares(one - old) for one, old in zip(model.parameters(), before, strict=True)]
         measured = ~np.isnan(norms.update_sums)
         assert measured.tolist() == (~np.isnan(norms.update_max)).tolist()
@@ -170,7 +168,6 @@ def test_small_floats(loop: Callable[..., Loop], dtype: torch.dtype) -> None:
         one.grad = torch.randn(one.shape).to(dtype)
     before = [one.detach().double() for one in model.parameters()]
     norms = training.step(optimizer.step)
-    assert norms is not None
     after = list(model.parameters())
     assert norms.weight_sums.tolist() == pytest.approx([squares(one) for one in after], rel=1e-5)
     changes = [squares(one - old) for one, old in zip(after, before, strict=True)]
@@ -192,7 +189,6 @@ def test_frozen_unused_and_tied_parameters(loop: Callable[..., Loop]) -> None:
     norms = training.step(
         torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=1.0).step
     )
-    assert norms is not None
     assert norms.table.names == ("0.weight", "0.bias", "2.weight", "2.bias", "unused.weight")
     assert norms.has_gradient.tolist() == [True, False, False, False, False]
     assert norms.gradient_sums[1:].tolist() == [0, 0, 0, 0]
@@ -213,9 +209,6 @@ def test_parameters_that_are_added_in_the_middle(loop: Callable[..., Loop]) -> N
     give_gradients(model)
     second = training.step(optimizer.step)
     third = training.step(optimizer.step)
-    assert first is not None
-    assert second is not None
-    assert third is not None
     assert second.table.names == (*first.table.names, "lora.weight")
     assert second.has_gradient.tolist() == [False] * 4 + [True]
     assert third.table is second.table  # written once
@@ -235,12 +228,10 @@ def test_several_optimizers_and_steps(loop: Callable[..., Loop]) -> None:
         second.step()
 
     norms = training.step(first.step, change_and_step)
-    assert norms is not None
     assert norms.gradient_sums.tolist() == pytest.approx(expected, rel=1e-5)
     assert norms.weight_sums.tolist() == pytest.approx([squares(one) for one in model.parameters()], rel=1e-6)
     assert training.step(lambda: None) is None  # no optimizer stepped
     norms = training.step(first.step, first.step)
-    assert norms is not None
     assert norms.has_gradient.tolist() == [True, True, False, False]
     assert norms.weight_sums.tolist() == pytest.approx([squares(one) for one in model.parameters()], rel=1e-6)
 
@@ -276,10 +267,8 @@ def test_the_scale_of_the_loss_is_taken_out(loop: Callable[..., Loop], foreach: 
     give_gradients(model, float(scaler.scale(torch.tensor(1.0))))
     norms = training.step(lambda: scaler.step(optimizer))
     scaler.update()
-    assert norms is not None
     assert norms.gradient_sums.tolist() == pytest.approx(expected, rel=1e-5)
     first = next(model.parameters())
-    assert first.grad is not None
     first.grad[0, 0] = torch.inf
     assert training.step(lambda: scaler.step(optimizer)) is None  # the scaler leaves the step out
     assert not training.health.errors
@@ -293,10 +282,8 @@ def test_the_first_parameter_that_is_not_finite_is_named_once(loop: Callable[...
         optimizer.zero_grad()
         give_gradients(model)
         if bad:
-            assert model[2].weight.grad is not None
             model[2].weight.grad[0, :5] = torch.nan
         norms = training.step(optimizer.step)
-    assert norms is not None
     assert norms.gradient_nonfinite.tolist()[2] == 60  # of the third step: one output is not finite
     gradient = "the gradient of '2.weight' has 5 of 180 elements that are not finite at step 2 on rank 3"
     weight = "the weight of '2.weight' has 5 of 180 elements that are not finite at step 2 on rank 3"
@@ -328,7 +315,6 @@ def test_what_has_no_norm_is_said_once(loop: Callable[..., Loop], caplog: pytest
         give_gradients(model)
         norms = training.step(optimizer.step)
         model.append(nn.Linear(3, 3))  # listed again
-    assert norms is not None
     assert "codes" not in norms.table.names
     loop(nn.ReLU())
     reported = [record.getMessage() for record in caplog.records]
@@ -410,7 +396,6 @@ def test_a_parameter_that_does_not_give_its_elements_is_left_out(
     training = loop(model)
     give_gradients(model)
     norms = training.step(torch.optim.SGD(model[0].parameters(), lr=0.1).step)
-    assert norms is not None
     assert norms.table.names == ("0.weight", "0.bias", "2.weight", "2.bias")
     assert "'codes' is left out: a Codes does not give its elements" in caplog.text
 
@@ -438,7 +423,6 @@ def test_nothing_waits_for_an_accelerator(loop: Callable[..., Loop]) -> None:
             pending += training.norms.values(training.params, step, StepContext())
         found.append(expected.step(optimizers[1].step))
     for value, there in zip(pending, found, strict=True):
-        assert there is not None
         assert value.data.nbytes > 0
         norms = value.data.result()
         assert norms is value.data.result()

@@ -287,7 +287,6 @@ def test_the_rounding_of_a_half_model_is_its_own_with_checkpoints_of_float32(dty
         model, nn.MSELoss(), [(data, data[:, :1])], around=state, directions=Directions(x=x, y=y),
         plane=Plane(size=3, normalization="none"), compute=Compute(workers=0), progress=False,
     )  # fmt: skip
-    assert isinstance(grid, LossGrid)
     assert grid.rounding == {"x": 1.0, "y": 1.0}
     assert len(np.unique(grid.z)) == 1
 

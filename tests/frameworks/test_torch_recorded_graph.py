@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-from tensorboard.compat.proto.graph_pb2 import GraphDef
 from torch import nn
 
 import distsummary as ds
 from distsummary.errors import InvalidTypeError, InvalidValueError
 from distsummary.events.reader import read_directory
-from distsummary.events.segments import segments
 from distsummary.format import mindspore_graph
 from distsummary.format.graph import Graph
 from distsummary.rundir.run_dir import RunDir
@@ -52,13 +49,6 @@ def test_the_tree_is_recorded_once_for_both_viewers(tmp_path: Path, dialect: str
     [graph] = graphs_in(tmp_path / "run", dialect)
     assert (names(graph), graph.name) == (NAMES, "Sequential")
     assert [str(node.outputs[0]) for node in graph.nodes[:2]] == ["float32[2, 4]", "float32[2, 3]"]
-
-
-def test_tensorboard_parses_the_graph(tmp_path: Path):
-    train(tmp_path / "run", make_net())
-    [path] = segments(tmp_path / "run", "tensorboard")
-    [payload] = [event.graph_def for event in EventFileLoader(str(path)).Load() if event.graph_def]
-    assert [node.name for node in GraphDef.FromString(payload).node] == NAMES
 
 
 class Tapped(nn.Module):

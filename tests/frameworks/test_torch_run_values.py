@@ -133,7 +133,6 @@ def test_every_kind_stands_in_tensorboards_reader(run: ds.Run):
     assert note.tensor_proto.string_val[0] == text.encode()
     assert values_of(run, "text")["note"] == [(2, text)]
     custom = read_lineage(run.dir).custom
-    assert custom is not None
     assert {"team": "blue"} in [dict(info.map_str) for info in custom.user_info]
 
 

@@ -241,7 +241,6 @@ print("added", flush=True)
 time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == b"added\n"
         try:

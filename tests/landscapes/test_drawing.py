@@ -46,7 +46,6 @@ def test_metrics_and_errors_come_with_the_loss() -> None:
     rows = np.concatenate([by_rows(model(x), y) for x, y in data])
     at = (2, 2)  # the centre
     assert grid.z[at] == pytest.approx(rows.mean(), rel=1e-6)
-    assert grid.stderr is not None
     assert grid.stderr[at] == pytest.approx(rows.std(ddof=1) / np.sqrt(len(rows)), rel=1e-6)
     expected = np.concatenate([np.argmax(model(x), axis=1) == y for x, y in data]).mean()
     assert grid.quantities["accuracy"][at] == pytest.approx(expected)

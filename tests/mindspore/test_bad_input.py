@@ -4,7 +4,6 @@ Where the two differ, docs/mindspore.md says why.
 """
 
 import json
-import logging
 
 import mindspore
 import numpy as np
@@ -16,9 +15,8 @@ from mindspore.train.anf_ir_pb2 import GraphProto, ModelProto
 
 import distsummary as ds
 import distsummary.mindspore
-from distsummary.errors import ClosedError
 from distsummary.mindspore import SummaryCollector, SummaryRecord
-from tests.mindspore.trainings import Lenet, Mlp, features, images, lineage_of, model_of, values_of
+from tests.mindspore.trainings import Lenet, features, images, model_of, values_of
 from tests.mindspore_pages import APPENDED, BAD, COUNTS, POLICIES
 
 pytestmark = pytest.mark.interop
@@ -201,41 +199,12 @@ def test_checkpoints_refuse_what_they_refuse_on_torch(bad):
         check(error, lambda: getattr(distsummary.mindspore, bad.name)(**bad.arguments))
 
 
-@pytest.mark.parametrize(
-    ("more", "error"),
-    [
-        ({"format": "other"}, None),
-        ({"crc_check": 1}, ValueError),
-        ({"format": "safetensors", "crc_check": True}, ValueError),
-        ({"format": "safetensors", "enc_key": b"0123456789ABCDEF"}, ValueError),
-        ({"format": "safetensors", "exception_save": True}, ValueError),
-    ],
-    ids=str,
-)
-def test_checkpoints_are_of_mindspores_formats(more, error):
-    check(error, lambda: distsummary.mindspore.CheckpointConfig(**more))
-
-
 def test_checkpoints_have_the_rules_that_they_have_on_torch():
     for given, kept in POLICIES.items():
         config = distsummary.mindspore.CheckpointConfig(*given)
         assert tuple(getattr(config, name) for name in COUNTS) == kept
     for info, appended in APPENDED:
         assert distsummary.mindspore.CheckpointConfig(append_info=info).append_dict == appended
-
-
-@pytest.mark.parametrize("value", [True, None, [1, "a"], 2**40, 2**80])
-def test_custom_lineage_of_any_kind_and_size_ends_no_training(tmp_path, value):
-    given = {"collect_specified_data": {"collect_landscape": None}, "custom_lineage_data": {"given": value}}
-    if not isinstance(value, int) or isinstance(value, bool):
-        check(TypeError, lambda: mindspore.SummaryCollector(str(tmp_path / "theirs"), **given))
-    collector = SummaryCollector(str(tmp_path / "ours"), **given)
-    model_of(Mlp()).train(1, features(), callbacks=[collector], dataset_sink_mode=False)
-    [entry] = lineage_of(tmp_path / "ours").custom.user_info
-    [(name, found)] = {**entry.map_int32, **entry.map_double, **entry.map_str}.items()
-    assert name.startswith("given")
-    assert found == (float(value) if value == 2**40 else found)
-    assert collector.health().dropped == {}
 
 
 # --- values
@@ -296,41 +265,6 @@ def test_any_number_of_processes_is_taken(tmp_path, number):
         assert record.record(1)
         assert record.flush()
     assert ("scalar", "loss") in values_of(tmp_path)
-
-
-def test_a_budget_of_0_takes_nothing_and_says_so(tmp_path):
-    with SummaryRecord(str(tmp_path), max_file_size=0) as record:
-        record.add_value("tensor", "weights", TENSOR)
-        record.record(1)
-        assert not record.flush()
-    assert record.health().dropped == {"tensor": 1}
-    assert values_of(tmp_path) == {}
-
-
-def test_a_negative_budget_is_none_with_a_warning(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING), SummaryRecord(str(tmp_path), max_file_size=-1) as record:
-        record.add_value("tensor", "weights", TENSOR)
-        record.record(1)
-    assert "max_file_size" in caplog.text
-    assert ("tensor", "weights") in values_of(tmp_path)
-
-
-def test_of_two_values_of_a_name_the_last_counts(tmp_path):
-    with SummaryRecord(str(tmp_path)) as record:
-        record.add_value("tensor", "x", mindspore.Tensor([1.0]))
-        record.add_value("tensor", "x", mindspore.Tensor([2.0]))
-        record.record(1)
-    [(_, (_, _, found))] = values_of(tmp_path)["tensor", "x"]
-    assert np.frombuffer(found, np.float32).tolist() == [2.0]
-
-
-def test_a_closed_record_takes_nothing_more(tmp_path):
-    with SummaryRecord(str(tmp_path)) as record:
-        pass
-    record.close()
-    check(ClosedError, lambda: record.add_value("tensor", "x", TENSOR))
-    check(ValueError, record.__enter__)
-    assert (record.record(1), record.flush()) == (False, False)
 
 
 # --- values that kill MindSpore's writer, after which its training hangs

@@ -248,17 +248,6 @@ def test_a_subclass_is_called_in_the_evaluations_of_fit(tmp_path):
     assert steps_of(tmp_path, ("scalar", "loss/auto")) == [1, 2, 3, 4, 5, 6]
 
 
-def test_hooks_called_by_hand_record(tmp_path):
-    collector = SummaryCollector(str(tmp_path), collect_freq=2)
-    loop = Loop(collector)
-    loop.call("begin")
-    for step in range(1, 5):
-        loop.params.update(cur_step_num=step, cur_epoch_num=1, net_outputs=mindspore.Tensor(float(step)))
-        loop.call("step_end")
-    loop.call("end")
-    assert numbers_of(tmp_path, "loss/auto") == [1.0, 2.0, 4.0]
-
-
 def test_all_names_of_mindspore_train_are_there_and_the_others_are_its_own():
     names, ours = (
         set(distsummary.mindspore.__all__),
@@ -322,13 +311,3 @@ def test_in_sink_mode_epochs_are_counted(tmp_path, case):
     loop.end()
     assert steps_of(tmp_path, ("scalar", "loss/auto")) == [epoch * batches for epoch in case["other_set"]]
     assert steps_of(tmp_path, ("tensor", "Tensor")) == [epoch * batches for epoch in case["tensor_set"]]
-
-
-def test_steps_that_jump_are_due_when_a_multiple_was_crossed(tmp_path):
-    """As in the loop of ModelThor, which trains on Ascend and GPU alone."""
-    collector = SummaryCollector(str(tmp_path), collect_freq=10)
-    loop = Loop(collector, batch_num=100)
-    loop.begin()
-    loop.epoch(1, [1, 4, 7, 11, 15, 24, 29, 30])
-    loop.end()
-    assert steps_of(tmp_path, ("scalar", "loss/auto")) == [1, 11, 24, 30]

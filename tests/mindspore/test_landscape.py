@@ -194,19 +194,6 @@ def test_a_script_draws_by_two_processes_and_ends_also_after_one_died(tmp_path):
     assert [value.tag for value in read_values(file)] == ["landscape_[1, 4]"]
 
 
-def test_both_trajectories_are_read_by_ours(tmp_path):
-    states = {}
-    for name, kind in (("theirs", mindspore.SummaryCollector), ("ours", SummaryCollector)):
-        train(tmp_path / name, kind)
-        states[name] = [
-            ds.load_checkpoint(tmp_path / name / "ckpt_dir" / f"Mlp_{n}_step.ckpt") for n in (1, 2, 3, 4)
-        ]
-    for theirs, ours in zip(states["theirs"], states["ours"], strict=True):
-        assert list(theirs) == list(ours)
-        for key, array in theirs.items():
-            np.testing.assert_array_equal(ours[key], array)
-
-
 def test_after_an_error_the_next_call_works(tmp_path):
     train(tmp_path, SummaryCollector)
     for wrong, error in (([9], ValueError), ([0, "1"], TypeError), ((0,), TypeError)):

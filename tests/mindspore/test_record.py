@@ -3,20 +3,13 @@
 import mindspore
 import numpy as np
 import pytest
-from mindspore import nn, ops
+from mindspore import ops
 from mindspore.train import lineage_pb2
 
 from distsummary.mindspore import SummaryRecord
-from tests.mindspore.trainings import Lenet, lineage_of, values_of
+from tests.mindspore.trainings import lineage_of, values_of
 
 pytestmark = pytest.mark.interop
-
-
-@pytest.fixture
-def graph_mode():
-    mindspore.set_context(mode=mindspore.GRAPH_MODE, device_target="CPU")
-    yield
-    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
 
 
 def values():
@@ -45,51 +38,6 @@ def test_its_values_are_those_of_mindspores_own_record(tmp_path):
                 record.add_value("histogram", "a parameter", given["parameter"])
                 assert record.record(step)
     assert values_of(tmp_path / "ours") == values_of(tmp_path / "theirs")
-
-
-def test_a_callback_with_a_record_of_its_own(tmp_path):
-    """The tutorial's third way."""
-    from tests.mindspore.trainings import images, model_of
-
-    class Own(mindspore.train.Callback):
-        def __init__(self, directory):
-            super().__init__()
-            self.directory = directory
-
-        def __enter__(self):
-            self.record = SummaryRecord(self.directory)
-            return self
-
-        def __exit__(self, *error):
-            self.record.close()
-
-        def on_train_step_end(self, run_context):
-            params = run_context.original_args()
-            if params.cur_step_num % 2 == 0:
-                self.record.add_value("scalar", "loss", params.net_outputs)
-                self.record.record(params.cur_step_num)
-
-    model_of(Lenet()).train(1, images(), callbacks=[Own(str(tmp_path))], dataset_sink_mode=False)
-    found = {key: [step for step, _ in listed] for key, listed in values_of(tmp_path).items()}
-    operators = [("image", "Image"), ("scalar", "Mean"), ("tensor", "Tensor"), ("histogram", "Histogram")]
-    assert found == {key: [2, 4] for key in [("scalar", "loss"), *operators]}
-
-
-def test_a_loop_of_ones_own_records_the_graph_and_the_operators(tmp_path, graph_mode):
-    """The tutorial's fourth way."""
-    network = Lenet()
-    loss = nn.WithLossCell(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
-    train = nn.TrainOneStepCell(loss, nn.Momentum(network.trainable_params(), 0.05, 0.9))
-    x = mindspore.Tensor(np.random.default_rng(0).random((4, 1, 8, 8), np.float32))
-    y = mindspore.Tensor([0, 1, 2, 3], mindspore.int32)
-    with SummaryRecord(str(tmp_path), network=train) as record:
-        for step in range(1, 4):
-            record.add_value("scalar", "loss", train(x, y))
-            record.record(step, train_network=train)
-    found = {key: [step for step, _ in listed] for key, listed in values_of(tmp_path).items()}
-    assert found[("graph", "")] == [0]
-    assert {len(steps) for key, steps in found.items() if key[0] != "graph"} == {3}
-    assert ("image", "Image") in found
 
 
 def test_what_operators_do_in_an_evaluation_is_not_recorded(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import mindspore
 import numpy as np
 import pytest
-from mindspore import nn, ops
+from mindspore import nn
 
 from distsummary.mindspore import CheckpointConfig, ModelCheckpoint, SummaryCollector
 from tests.mindspore.trainings import (
@@ -129,31 +129,6 @@ def test_a_loss_that_becomes_nan(tmp_path):
     assert np.isnan(expected.algorithm.loss)
     found.algorithm.loss = expected.algorithm.loss = 0.0
     assert found == expected
-
-
-def test_gradients_recorded_by_a_subclassed_optimizer(tmp_path):
-    class Recording(nn.Momentum):
-        """As in MindSpore's tutorial."""
-
-        def __init__(self, params, learning_rate, momentum):
-            super().__init__(params, learning_rate, momentum)
-            self._original_construct = super().construct
-            self.histogram_summary = ops.HistogramSummary()
-            self.gradient_names = [param.name + ".gradient" for param in self.parameters]
-
-        def construct(self, grads):
-            for i in range(len(self.gradient_names)):
-                self.histogram_summary(self.gradient_names[i], grads[i])
-            return self._original_construct(grads)
-
-    def train(directory, make):
-        collector = make(collect_freq=4, collect_specified_data=NO_LANDSCAPE)
-        model = model_of(Mlp(), optimizer=Recording)
-        model.train(3, features(), callbacks=[collector], dataset_sink_mode=False)
-
-    theirs, ours = both(tmp_path, train)
-    assert_same(theirs, ours)
-    assert [step for step, _ in values_of(ours)["histogram", "first.weight.gradient"]] == [1, 4, 8]
 
 
 def name_of(case):

@@ -283,7 +283,6 @@ def test_a_picture_reports_losses_that_are_not_finite_from_those_not_computed() 
         (partial_grid(z=np.ones((3, 4))), set()),
     ):
         figure = grid.plot()
-        assert figure is not None
         found = {text.get_text() for text in figure.legends[0].get_texts()}
         assert found & reported == expected
         is_hatched = any(patch.get_hatch() for axes in figure.axes for patch in (axes.patch, *axes.patches))
@@ -294,7 +293,6 @@ def test_a_line_with_gaps_says_so_below_its_title_and_has_no_barrier() -> None:
     row = {"x": np.arange(4.0), "y": np.zeros(1), "z": np.array([[1.0, np.inf, 2.0, np.nan]]), **ENDS}
     line = make_grid(**row, computed=np.arange(4)[None] < 3, is_partial=True, kind="line", numbers=(1, 9))
     figure = line.plot()
-    assert figure is not None
     said = figure.axes[0].get_title().splitlines()[1:]
     assert said == ["3 of 4 points computed, the others missing", "losses not finite: 1"]
     assert not any("barrier" in text.get_text() for text in figure.legends[0].get_texts())
@@ -374,7 +372,6 @@ def test_a_picture_of_runs_with_long_names_has_its_place_for_everything(kind: st
         grid = make_grid(kind=kind, runs=runs[1:], run_lengths=(1, 1), **row, **ENDS)
     for shape in ("contour", "surface"):
         figure = grid.plot(kind=shape)
-        assert figure is not None
         figure.draw_without_rendering()  # warns where axes have no place
         for text in [*figure.texts, *figure.legends, *(figure.axes[0].texts if shape == "contour" else ())]:
             assert figure.bbox.x0 <= text.get_window_extent().x0
@@ -390,7 +387,6 @@ def test_a_title_counts_runs_that_are_too_many_to_name() -> None:
 def test_ticks_of_losses_that_differ_little_differ() -> None:
     grid = make_grid(z=2.3026 + 1e-5 * make_grid().z)
     figure = grid.plot()
-    assert figure is not None
     [bar] = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
     labels = [label.get_text() for label in bar.get_yticklabels()]
     assert len(set(labels)) == len(labels) > 2
@@ -425,7 +421,6 @@ def test_names_stand_within_the_axes() -> None:
     path = np.array([[-0.7, 1.4], [0.7, 1.4], [0.7, -1.4]])  # with the margin of every path
     runs = ("first-of-the-runs", "another-long-name", "the-last-of-all-of-them")
     figure = make_grid(kind="triangle", runs=runs, run_lengths=(1, 1, 1), path=path).plot()
-    assert figure is not None
     figure.draw_without_rendering()
     axes = figure.axes[0]
     left, bottom, right, top = axes.bbox.extents
@@ -438,11 +433,9 @@ def test_names_stand_within_the_axes() -> None:
 def test_where_no_loss_is_finite_no_scale_says_any(kind: str) -> None:
     lost = np.full((3, 4), np.nan)
     figure = make_grid(z=lost, path_loss=lost[0, :3], true_loss=lost[0, :3]).plot(kind=kind)
-    assert figure is not None
     assert [axes for axes in figure.axes if axes.get_label() == "<colorbar>"] == []
     assert kind != "surface" or list(figure.axes[0].get_zticks()) == []
     figure = make_grid(z=lost, path_loss=lost[0, :3], true_loss=np.array([8.0, np.inf, 6.0])).plot(kind=kind)
-    assert figure is not None
     [bar] = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
     labels = [label.get_text() for label in bar.get_yticklabels()]
     assert (labels[0], labels[-1]) == ("6", "8"), "those of the checkpoints"
@@ -451,7 +444,6 @@ def test_where_no_loss_is_finite_no_scale_says_any(kind: str) -> None:
 def test_a_curve_without_a_finite_loss_has_no_scale() -> None:
     lost = np.full((3, 4), np.nan)
     figure = make_grid(z=lost, path_loss=lost[0, :3], true_loss=lost[0, :3]).plot(kind="curve")
-    assert figure is not None
     assert list(figure.axes[0].get_yticks()) == []
 
 
@@ -462,7 +454,6 @@ def test_an_end_of_the_bar_is_an_arrow_only_if_a_loss_is_beyond_it() -> None:
         ([3.0, 2.0, -1.0], "min"),
     ):
         figure = make_grid(true_loss=np.array(true)).plot()
-        assert figure is not None
         [bar] = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
         assert bar._colorbar.extend == expected
 
@@ -489,8 +480,6 @@ def test_a_wrong_size_is_refused(size: Any) -> None:
 def test_a_triangle_has_its_edges_and_the_names_of_its_corners() -> None:
     corners = make_grid(kind="triangle", runs=("a", "b", "c"), run_lengths=(1, 1, 1))
     contour, surface = (corners.plot(kind=kind) for kind in ("contour", "surface"))
-    assert contour is not None
-    assert surface is not None
     [edges] = [line for line in contour.axes[0].lines if line.get_label() == EDGES]
     assert edges.get_linestyle() == "--"
     assert {text.get_text() for text in contour.axes[0].texts} >= {"a", "b", "c"}

@@ -13,8 +13,6 @@ from typing import IO
 import psutil
 import pytest
 
-import distsummary as ds
-from distsummary.aggregate.merge import merge_run
 from distsummary.base.processes import is_alive
 from distsummary.events.reader import read_directory
 from distsummary.rundir.run_dir import RunDir
@@ -51,17 +49,14 @@ class Rank:
         self.await_step()
 
     def await_step(self) -> None:
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"step\n"
 
     def step(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(b"go\n")
         self.process.stdin.flush()
         self.await_step()
 
     def finish(self) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.close()
         assert self.process.wait(PATIENCE_S) == 0
 
@@ -168,17 +163,6 @@ def test_an_aggregator_that_is_killed_is_started_again(tmp_path: Path) -> None:
     assert losses(tmp_path) == {1: 0.5}
 
 
-def test_when_rank_0_and_the_aggregator_are_killed_a_merge_by_hand_does_its_work(tmp_path: Path) -> None:
-    with job(tmp_path) as ranks:
-        child = aggregator(tmp_path)
-        ranks[0].signal(signal.SIGKILL)
-        child.kill()
-        await_(lambda: gone(child), "the aggregator's end")
-        ranks[1].finish()
-    merge_run(tmp_path)
-    assert list(losses(tmp_path)) == [1]
-
-
 def test_a_second_aggregator_waits_until_the_first_has_ended_and_continues(tmp_path: Path) -> None:
     with job(tmp_path) as ranks:
         child = aggregator(tmp_path)
@@ -197,18 +181,6 @@ def test_a_second_aggregator_waits_until_the_first_has_ended_and_continues(tmp_p
             second.kill()
             second.wait()
     assert losses(tmp_path) == {1: 0.5, 2: 1.0}
-
-
-def test_an_evaluation_after_the_training_is_in_the_merged_run(tmp_path: Path) -> None:
-    for rank in range(2):
-        with ds.init(tmp_path, rank=rank, world_size=2, system_metrics=False) as run:
-            for _ in run.steps(range(3)):
-                run.log(loss=float(rank))
-    for rank in range(2):
-        with ds.init(tmp_path, role="eval", rank=rank, world_size=2) as run, run.eval() as evaluation:
-            evaluation.log(accuracy=0.5 + rank)
-    found = [(e.step, v.data) for e in read_directory(tmp_path) for v in e.values if v.tag == "eval/accuracy"]
-    assert (losses(tmp_path), found) == ({1: 0.5, 2: 0.5, 3: 0.5}, [(3, 1.0)])
 
 
 UNTIL_STOPPED = """

@@ -43,10 +43,8 @@ def test_two_processes_at_once_get_every_attempt_once_and_one_run_id(nasty_tmp_p
         for number in "01"
     ]
     for process in processes:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in processes:
-        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     answers = [process.communicate(timeout=PATIENCE_S)[0].split() for process in processes]
@@ -86,7 +84,6 @@ def test_a_run_in_use_by_a_living_process_is_refused_at_once(nasty_tmp_path: Pat
     with subprocess.Popen(
         [sys.executable, "-c", TRAIN, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as training:
-        assert training.stdout is not None
         assert training.stdout.readline() == "training\n"
         message = rf'in use: rank 0 of attempt 0 runs as process {training.pid} on .*role="eval"'
         for on_existing in ("auto", "attempt", "error"):

@@ -14,7 +14,6 @@ from distsummary.checkpoints.trajectory import read
 from distsummary.events.reader import read_directory
 from distsummary.format.histogram import count_histogram
 from distsummary.format.records import DIALECTS
-from distsummary.landscapes.directions.pca import pca_plane
 from distsummary.rundir.run_dir import RunDir
 from tests.patience import PATIENCE_S
 
@@ -147,15 +146,6 @@ def test_the_landscape_of_the_run_is_that_of_a_run_of_one_process(runs):
     assert sharded.numbers == STEPS
     for what in ("z", "path", "path_loss", "true_loss", "residuals", "explained_variance"):
         np.testing.assert_array_equal(getattr(sharded, what), getattr(whole, what))
-
-
-def test_its_directions_are_those_of_a_run_of_one_process(runs):
-    names = [name for name, _ in network().named_parameters()]
-    trajectories = [read(RunDir(run).ckpt_dir) for run in runs]
-    planes = [pca_plane([found.open(number) for number in STEPS], names) for found in trajectories]
-    for axis in ("x", "y"):
-        sharded, whole = (getattr(plane.directions, axis) for plane in planes)
-        assert all(np.array_equal(sharded[name], whole[name]) for name in names)
 
 
 @pytest.mark.parametrize(("tag_of", "number"), [("{}/auto", 5), ("zz_gradient/{}", 6)])

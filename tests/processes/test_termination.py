@@ -34,8 +34,6 @@ def train(place: Path, before: str, during: str, number: int | None = None) -> t
     """Exit status, state of the rank and its error."""
     command = [sys.executable, "-W", "ignore", "-c", TRAINING, str(place), before, during]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         assert process.stdout.readline() == "up\n", process.stderr.read()
         if number is not None:
             process.send_signal(number)

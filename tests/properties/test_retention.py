@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import distsummary as ds
-from distsummary.base.health import Removed
 from distsummary.base.publish import TEMPORARY
 from distsummary.cli.main import main
 from distsummary.errors import DamagedFileError
@@ -59,14 +58,6 @@ def test_the_oldest_bulk_values_are_removed_and_all_else_stays(formats, tmp_path
     # In TensorBoard's dialect, a tensor has no place.
     assert removed.values == removed.step * (5 if MINDSPORE in formats else 4)
     assert removed.nbytes + bulk_bytes(bounded) == bulk_bytes(whole)
-
-
-def test_without_the_option_nothing_is_removed(tmp_path):
-    target = writer(tmp_path, keep=None)
-    write(target, events())
-    target.close()
-    assert bulk_steps(tmp_path) == [*range(1, STEPS + 1)]
-    assert target.health().removed == Removed()
 
 
 def test_a_stream_that_is_behind_reads_each_event_once(tmp_path):

@@ -22,14 +22,10 @@ from distsummary.base import actor_calls
 from distsummary.errors import LandscapeCancelled, LandscapeError
 from distsummary.frameworks.base import framework_of
 from distsummary.landscapes.directions.hessian import mean_product
-from distsummary.landscapes.directions.planes import Settings, prepare_random
-from distsummary.landscapes.engines.chunks import plan_chunks
-from distsummary.landscapes.engines.engine import Task
 from distsummary.landscapes.model.user_code import BatchLoss
 from distsummary.landscapes.run import actor_crew
 from distsummary.landscapes.run.actor import RayWorkers
 from distsummary.landscapes.run.runner import InProcessWorkers
-from distsummary.landscapes.run.scheduler import Scheduler
 from tests.conftest import ROOT
 from tests.landscape_arguments import grouped
 from tests.patience import PATIENCE_S
@@ -152,18 +148,6 @@ def test_an_error_in_the_loss_is_raised_with_its_place_and_cause(tmp_path: Path)
     assert type(failed.value.__cause__) is ZeroDivisionError
     assert "loss_fn" in str(failed.value.__cause__.__cause__)  # the worker's traceback
     assert "\n" not in str(failed.value)
-
-
-def test_own_errors_of_workers_are_raised_as_they_are() -> None:
-    def loss_fn(model: Any, batch: Any) -> Any:
-        return np.ones((2, 2, 2))
-
-    found = []
-    for workers in (0, 1):
-        with pytest.raises(LandscapeError, match="return the mean over the batch") as failed:
-            draw_numpy(workers, loss_fn)
-        found.append(str(failed.value))
-    assert found[0] == found[1]
 
 
 def test_what_cannot_be_pickled_is_refused_with_a_remedy(tmp_path: Path) -> None:
@@ -345,35 +329,6 @@ def test_the_path_of_python_may_have_spaces(tmp_path: Path) -> None:
     assert found.stdout == "workers worker-0\n"
 
 
-def test_a_crew_goes_from_scheduler_to_scheduler_with_the_same_actors() -> None:
-    model = golden_mlp.Mlp()
-    prepared = prepare_random(model.parameters, None, list(model.parameters), Settings(size=3))
-    task = Task(
-        model=model, loss_fn=golden_mlp.cross_entropy, batches=golden_mlp.batches(), planes=[prepared.plane]
-    )
-
-    def missing() -> list[int]:
-        """How many points had no result after each chunk."""
-        scheduler, found = Scheduler(plan_chunks(task.planes)), list[int]()
-
-        def keep(worker: str, chunk: Any, result: Any) -> None:
-            scheduler.done(worker, chunk, result.measured)
-            found.append(scheduler.missing)
-
-        crew.run(scheduler, lambda workers: 1, keep)
-        assert sum(map(len, scheduler.results)) == 11
-        return found
-
-    with RayWorkers(1).crew(task) as crew:
-        assert not crew.begun
-        for _ in range(2):
-            counts = missing()
-            assert counts == sorted(counts, reverse=True)
-            assert counts[-1] == 0
-            assert crew.names == ["worker-0"]
-        assert crew.begun["worker-0"].name == "numpy-naive"
-
-
 def test_refinement_on_workers_gives_the_same_bytes_and_leaves_out_the_same_points() -> None:
     parts, arguments = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches()), {"size": 33}
     grids = [
@@ -396,11 +351,6 @@ def product(loss_fn: Any, workers: int) -> bytes:
     made: Any = RayWorkers(workers) if workers else InProcessWorkers()
     with made.hessian(net, loss_fn, batches(), **options) as hessian:
         return mean_product(hessian)(vector).tobytes()
-
-
-def test_hessian_products_of_any_number_of_workers_are_the_same_bytes() -> None:
-    criterion = nn.CrossEntropyLoss()
-    assert product(criterion, 0) == product(criterion, 3)
 
 
 class Loader:

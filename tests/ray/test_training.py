@@ -63,7 +63,6 @@ def test_four_ranks_make_one_run(tmp_path):
         assert set(scalars(run_dir.base, "zz_ranks/loss/argmax_rank", dialect).values()) == {3.0}
         assert set(scalars(run_dir.base, "zz_perf/step_ms", dialect)) == set(range(1, 21))
     merged = read_lineage(run_dir.base)
-    assert merged.train is not None
     assert merged.train.hyper_parameters.device_num == 4
     manifest = whole_manifest(run_dir)
     assert manifest["state"] == "finished"

@@ -127,7 +127,6 @@ class Disk:
             path = life.paths[args[0]]
             known = len(self._durable.get(path, b""))
             self._doubtful.setdefault(path, []).append((known, path.stat().st_size))
-        assert self.fault is not None
         raise OSError(self.fault.number, os.strerror(self.fault.number))
 
     def _note(self, life: "FaultyFiles", name: str, args: tuple[Any, ...], result: Any) -> None:

@@ -362,7 +362,6 @@ class Round:
                 self.job.kill()
                 self._order("finish", after_s=0.5)
             case "raylet":
-                assert cluster is not None
                 cluster.kill_raylet()
                 self._order("finish", after_s=0.5)
             case "full disk":

@@ -256,7 +256,6 @@ def test_an_evaluation_after_the_training_stands_at_its_last_step_and_takes_no_a
     assert roles(nasty_tmp_path) == [("train", 0)]
     lineage = read_lineage(nasty_tmp_path)
     assert lineage.train is not None
-    assert lineage.evaluation is not None
     assert lineage.evaluation.metric == '{"accuracy": 0.5}'
     assert list(read_directory(nasty_tmp_path, "tensorboard"))[-1].step == 3
     assert (fsck(nasty_tmp_path).findings, lost_points(nasty_tmp_path)) == ((), [])

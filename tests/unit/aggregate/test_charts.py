@@ -8,7 +8,6 @@ NAMES = ("min", "median", "max", "argmax_rank")
 def titles(*statistics: str) -> dict[str, list[str]]:
     """The titles of the charts by the title of their category, in TensorBoard's order: from the last one."""
     value = charts(set(statistics))
-    assert value is not None
     return {
         category.title: [chart.title for chart in reversed(category.chart)]
         for category in value.data.category
@@ -58,7 +57,6 @@ def test_a_tag_without_all_its_statistics_has_only_the_charts_that_can_be_drawn(
 
 def test_charts_are_margin_charts_as_tensorboard_smooths_all_others() -> None:
     value = charts({f"zz_ranks/a/{name}" for name in NAMES})
-    assert value is not None
     [category] = value.data.category
     assert not any(chart.HasField("multiline") for chart in category.chart)
     worst, band = (series for chart in category.chart for series in chart.margin.series)

@@ -286,7 +286,6 @@ def test_the_merged_graph_is_that_of_all_ranks(is_split: bool) -> None:
     graphs = {rank: dataset_graph(Loader(rank, is_split=is_split), steps=15) for rank in range(4)}
     lineages = {rank: Lineage(dataset_graph=graph) for rank, graph in graphs.items()}
     merged, conflicts = merge_lineage(lineages, 4)
-    assert merged.dataset_graph is not None
     loader = merged.dataset_graph.parameter
     assert dict(loader.mapInt) == {
         "batch_size": 64 if is_split else 16, "num_workers": 0, "size": 15, "num_batches": 15,

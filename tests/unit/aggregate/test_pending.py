@@ -48,7 +48,6 @@ def found(due: Due) -> tuple[list[int], ...]:
 
 
 def rows(window: Window | None) -> list[tuple[str, int, int, float]]:
-    assert window is not None
     scalars = window.scalars
     return [
         (scalars.tags[which], rank, step, value)

@@ -34,7 +34,6 @@ def read(payloads: dict[str, bytes | None], dialect: str) -> Event:
     assert payload is not None
     decode = mindspore_format.decode_event if dialect == "mindspore" else tensorboard_format.decode_event
     decoded = decode(payload)
-    assert decoded is not None
     assert decoded[0] == samples.IDS
     return decoded[1]
 

@@ -39,7 +39,6 @@ def test_a_deal_holds_until_the_world_or_the_total_changes() -> None:
     assert next_deal(first, ranks(3, 2, 1, 0), beats) is None
     del beats[1]
     second = next_deal(first, ranks(0, 2, 3), beats)
-    assert second is not None
     assert (second.version, second.groups, second.place(1), second.place(3)) == (
         2,
         ((0, 2, 3),),
@@ -51,7 +50,6 @@ def test_a_deal_holds_until_the_world_or_the_total_changes() -> None:
 def test_a_deal_begins_after_every_rank_has_had_two_heartbeats() -> None:
     beats = {0: Heartbeat(step=100, step_s=0.1), 1: Heartbeat(step=90, step_s=0.5)}
     deal = next_deal(first_deal(3, ranks(0, 1), [None]), ranks(0, 1), beats)
-    assert deal is not None
     assert deal.since == 100 + 2 * BEAT_S / 0.1 + 1
     assert deal.total is None
 
@@ -62,7 +60,6 @@ def test_ranks_that_hold_different_shards_deal_apart() -> None:
     assert deal.groups == ((0, 2), (1, 3))
     del places[3]  # rank 3 is not there: its share is dealt again
     late = next_deal(first_deal(4, places, []), places, {})
-    assert late is not None
     assert late.groups == ((0, 2), (1,))
 
 

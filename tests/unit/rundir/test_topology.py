@@ -239,7 +239,6 @@ def test_every_topology_is_a_session_of_its_own() -> None:
 
 def test_a_process_lives_from_its_start_to_its_end_and_elsewhere_no_one_knows() -> None:
     process = subprocess.Popen([sys.executable, "-c", REPORT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
     reported = json.loads(process.stdout.readline())
     assert is_alive(reported) is True
     assert is_alive(reported | {"pid_start": "1"}) is False  # another process has the number now
