@@ -64,9 +64,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         ("ray", [], [RECIPES / "slurm/ray.sbatch", "bash", "-c", THEN_LANDSCAPE]),
     ],
 )
-def test_a_recipe_ends_with_a_merged_run_of_four_ranks(
-    slurm: Hosts, name: str, options: list[str], command: list[object]
-) -> None:
+def test_a_recipe_ends_with_a_merged_run_of_four_ranks(slurm, name, options, command):
     log = sbatch(slurm, *options, *map(str, command))
     done = slurm.run(0, "python", "-m", "distsummary", "status", "--json", f"{SHARED}/{name}")
     found = json.loads(done.stdout)

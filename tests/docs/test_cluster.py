@@ -71,9 +71,7 @@ def test_ray_accepts_the_arguments_and_keeps_the_command_whole(place: Path) -> N
         ({"RAY_AUTH_TOKEN": "secret", "RAY_AUTH_MODE": "disabled"}, False, "disabled"),
     ],
 )
-def test_a_token_that_is_there_is_sent_unless_the_mode_is_set(
-    place: Path, environment: dict[str, str], token_file: bool, mode: str
-) -> None:
+def test_a_token_that_is_there_is_sent_unless_the_mode_is_set(place, environment, token_file, mode):
     if token_file:
         (place / ".ray").mkdir()
         (place / ".ray" / "auth_token").write_text("secret")
@@ -92,9 +90,7 @@ def test_a_token_that_is_there_is_sent_unless_the_mode_is_set(
         (["http://head:8265", "absent", "--", "true"], "WORKING_DIR must be a directory, got 'absent'"),
     ],
 )
-def test_wrong_arguments_are_named_and_nothing_is_submitted(
-    place: Path, arguments: list[str], complaint: str
-) -> None:
+def test_wrong_arguments_are_named_and_nothing_is_submitted(place, arguments, complaint):
     done = run(place, *arguments)
     assert done.returncode == 2
     assert complaint in done.stderr

@@ -87,9 +87,7 @@ def test_the_python_of_the_landscapes_runs_in_its_order_and_prints_what_it_says(
 
 
 @pytest.mark.usefixtures("fork_server")
-def test_the_samples_of_the_callbacks_run_in_their_order_and_print_what_the_page_shows(
-    tmp_path: Path,
-) -> None:
+def test_the_samples_of_the_callbacks_run_in_their_order_and_print_what_the_page_shows(tmp_path: Path):
     page = blocks((ROOT / "docs/callbacks.md").read_text())
     mark = "-- the next sample"
     samples = [block for block in page if block.language == "python"]

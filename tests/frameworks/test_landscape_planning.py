@@ -74,9 +74,7 @@ def test_the_choice_is_one_that_was_timed_and_is_exact(kind: type) -> None:
 
 
 @pytest.mark.parametrize(("quantity", "is_refused"), [("test/loss", True), ("test/of/loss", False)])
-def test_the_losses_of_every_data_set_must_agree_and_metrics_need_not(
-    monkeypatch: pytest.MonkeyPatch, quantity: str, is_refused: bool
-) -> None:
+def test_the_losses_of_every_data_set_must_agree_and_metrics_need_not(monkeypatch, quantity, is_refused):
     measured = TorchGraphEngine.row_values
 
     def wrong_in_one(engine: Any, y: float, xs: Any) -> Any:
@@ -149,9 +147,7 @@ def test_a_loss_that_cannot_be_recorded_is_left_to_the_row_engine() -> None:
     assert planned.refused
 
 
-def test_where_nothing_can_be_compiled_an_engine_without_is_chosen_and_the_reason_is_on_record(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_nothing_can_be_compiled_an_engine_without_is_chosen_and_the_reason_is_on_record(monkeypatch):
     def failing(*_: Any, **__: Any) -> None:
         raise FileNotFoundError("no C++ compiler")
 

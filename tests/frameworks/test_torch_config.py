@@ -29,9 +29,7 @@ def test_a_value_of_torch_is_recorded(value: object, recorded: object) -> None:
     ("value", "recorded"),
     [(torch.float32, "torch.float32"), (torch.device("cpu"), "cpu"), (torch.device("cuda:0"), "cuda:0")],
 )
-def test_a_dtype_and_a_device_are_recorded_by_name_in_silence(
-    value: object, recorded: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dtype_and_a_device_are_recorded_by_name_in_silence(value, recorded, caplog):
     assert read_config({"a": value}).flat == {"a": recorded}
     assert not caplog.records
 

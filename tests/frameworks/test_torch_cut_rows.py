@@ -20,9 +20,7 @@ def draw(batches: Any, **more: Any) -> LossGrid:
 
 
 @pytest.mark.parametrize("engine", ["torch-row", "torch-graph", "torch-graph x4"])
-def test_the_losses_are_the_same_bits_however_long_a_point_takes(
-    engine: str, cut_calls: Callable[[int], None]
-) -> None:
+def test_the_losses_are_the_same_bits_however_long_a_point_takes(engine, cut_calls):
     net = make_net(Mlp)
     more: dict[str, Any] = {"size": 9, "engine": engine}
     batches = [net.batch(16) for _ in range(4)]

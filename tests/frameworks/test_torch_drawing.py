@@ -74,9 +74,7 @@ def test_the_engines_that_draw_there_agree_bit_for_bit(kind: type[Net], normaliz
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_losses_hang_on_where_directions_are_drawn_in_last_bits_only(
-    dtype: torch.dtype, request: pytest.FixtureRequest
-) -> None:
+def test_losses_hang_on_where_directions_are_drawn_in_last_bits_only(dtype, request):
     net = make_net(Mlp).to(dtype)
     batches = [(x.to(dtype), labels) for x, labels in net.batches()]
     before = values_of(net, batches, INFERENCE, random_recipe(net))

@@ -1,7 +1,7 @@
 """What is computed at a point in addition to the loss, and how the batches are gone through."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -183,9 +183,7 @@ class MeanOnly(nn.CrossEntropyLoss):
 
 
 @ENGINES
-def test_a_criterion_that_raises_when_it_is_asked_for_rows_has_the_error_of_the_batches(
-    choice: EngineChoice,
-) -> None:
+def test_a_criterion_that_raises_when_it_is_asked_for_rows_has_the_error_of_the_batches(choice: EngineChoice):
     net = make_net(Mlp)
     batches = [net.batch(8) for _ in range(4)]
     found, once = (
@@ -252,9 +250,7 @@ def test_streamed_data_is_read_once_for_a_block_of_points(choice: EngineChoice) 
 
 
 @ENGINES
-def test_data_that_does_not_fit_into_a_gpu_is_brought_there_batch_by_batch(
-    choice: EngineChoice, monkeypatch: pytest.MonkeyPatch, fill_device: Callable[[], None]
-) -> None:
+def test_data_that_does_not_fit_into_a_gpu_is_brought_there_batch_by_batch(choice, monkeypatch, fill_device):
     net = make_net(Cnn)
     batches = net.batches()
     resident = values_of(engine_at(net, batches, choice))

@@ -45,9 +45,7 @@ def one_by_one(net: nn.Module, batches: list[Any]) -> Any:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("name", ["naive", "row"])
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_what_a_batch_writes_to_the_model_is_not_read_by_the_next(
-    name: str, streamed: bool, is_frozen: bool
-) -> None:
+def test_what_a_batch_writes_to_the_model_is_not_read_by_the_next(name: str, streamed: bool, is_frozen: bool):
     net = make_net(Renormed)
     nn.init.normal_(net.table.weight)
     net.table.weight.requires_grad_(not is_frozen)
@@ -78,9 +76,7 @@ class Cached(Net):
 @pytest.mark.parametrize(
     ("kind", "match"), [(Renormed, "reads and writes table.weight"), (Cached, "depends on more")]
 )
-def test_what_a_batch_leaves_for_the_next_is_not_recorded(
-    kind: type[Net], match: str, options: tuple[str, ...]
-) -> None:
+def test_what_a_batch_leaves_for_the_next_is_not_recorded(kind, match, options):
     """A recording of a batch gives the same whatever came before it; at one point the proof cannot decide."""
     net = make_net(kind)
     nn.init.normal_(next(net.parameters()))

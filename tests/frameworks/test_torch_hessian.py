@@ -1,7 +1,7 @@
 """Hessian-vector products of torch models, and the landscapes along the eigenvectors they lead to."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -111,9 +111,7 @@ def test_the_product_is_the_sum_of_its_groups_in_order() -> None:
     assert torch.get_num_threads() == 2
 
 
-def test_batches_that_are_read_again_or_do_not_fit_into_a_gpu_give_the_same_bits(
-    fill_device: Callable[[], None],
-) -> None:
+def test_batches_that_are_read_again_or_do_not_fit_into_a_gpu_give_the_same_bits(fill_device):
     class Loader:
         def __iter__(self) -> Iterator[Any]:
             return iter(data)
@@ -205,9 +203,7 @@ def test_a_loss_without_a_gradient_is_refused() -> None:
 
 
 # No direction is leading where all eigenvalues are 0.
-def test_a_plane_of_a_loss_without_curvature_is_said_to_be_arbitrary(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_plane_of_a_loss_without_curvature_is_said_to_be_arbitrary(caplog: pytest.LogCaptureFixture):
     data = [(torch.randn(4, 3), torch.zeros(4, 1))]
     flat, size = lambda out, _: out.mean(), Plane(size=3)
     landscape(nn.Linear(3, 1), flat, data, directions="hessian", plane=size, progress=False)
@@ -245,9 +241,7 @@ def test_eigenvectors_can_be_had_of_a_subspace_only() -> None:
         )  # fmt: skip
 
 
-def test_eigenvectors_that_have_not_converged_are_said_to_be_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_eigenvectors_that_have_not_converged_are_said_to_be_so(monkeypatch, caplog):
     monkeypatch.setattr(lanczos, "__kwdefaults__", lanczos.__kwdefaults__ | {"max_products": 3})
     landscape(mlp(), CRITERION, batches(), directions="hessian", plane=Plane(size=3), progress=False)
     assert "have not converged after 3 products" in caplog.text

@@ -73,9 +73,7 @@ def in_a_closure(held: nn.Module) -> Callable[..., torch.Tensor]:
     ids=["criterion", "closure", "module", "partial", "global", "object", "method", "metric"],
 )
 @pytest.mark.parametrize("directions", ["random", "hessian"])
-def test_modules_that_are_held_are_evaluated_and_given_back(
-    hold: Any, directions: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_modules_that_are_held_are_evaluated_and_given_back(hold, directions, caplog):
     seen: set[bool] = set()
     held = Noisy(seen)
     held(torch.randn(8, 3))

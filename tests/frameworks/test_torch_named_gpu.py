@@ -37,9 +37,7 @@ EXACT = 5e-6
 pytestmark = pytest.mark.usefixtures("gpu")
 
 
-def test_an_engine_mixes_no_devices_and_waits_only_at_the_end_of_a_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_mixes_no_devices_and_waits_only_at_the_end_of_a_row(monkeypatch: pytest.MonkeyPatch):
     net, ends = make_net(Cnn), list[Tensor]()
     batches = net.batches()  # of two sizes
     expected = float64_losses(net, batches, normalization="layer")  # all moves
@@ -190,9 +188,7 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("model", "is_by_cudnn"), [(Recurrent(), False), (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), True)]
 )
-def test_second_derivatives_on_a_gpu_are_exact_and_of_what_has_some(
-    model: nn.Module, is_by_cudnn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_derivatives_on_a_gpu_are_exact_and_of_what_has_some(model, is_by_cudnn, monkeypatch):
     """The tensors are on the host: torch differentiates none on a GPU in name only."""
     cudnn: Any = torch.backends.cudnn
     monkeypatch.setattr(torch_loan, "gpus_of", lambda tensors: [GPU])

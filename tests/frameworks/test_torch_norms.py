@@ -80,9 +80,7 @@ def squares(tensor: Tensor) -> float:
     return float(tensor.detach().double().square().sum())
 
 
-def test_norms_are_those_of_the_gradient_before_and_the_weight_after_the_step(
-    loop: Callable[..., Loop],
-) -> None:
+def test_norms_are_those_of_the_gradient_before_and_the_weight_after_the_step(loop: Callable[..., Loop]):
     model = net()
     training = loop(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -129,9 +127,7 @@ def test_each_update_is_measured_at_every_eighth_step(loop: Callable[..., Loop])
 
 
 @pytest.mark.parametrize("every", [2, 7])
-def test_an_optimizer_that_steps_once_in_several_steps_measures_all_updates(
-    loop: Callable[..., Loop], every: int
-) -> None:
+def test_an_optimizer_that_steps_once_in_several_steps_measures_all_updates(loop, every):
     model = net()
     training = loop(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -388,9 +384,7 @@ class Codes(Tensor):
         raise NotImplementedError(f"{func} of codes")
 
 
-def test_a_parameter_that_does_not_give_its_elements_is_left_out(
-    loop: Callable[..., Loop], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_parameter_that_does_not_give_its_elements_is_left_out(loop, caplog):
     model = net()
     model.register_parameter("codes", nn.Parameter(Codes(), requires_grad=False))
     training = loop(model)
@@ -461,9 +455,7 @@ class Fused(torch.optim.Optimizer):
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("overflow", [0.0, 1.0])
-def test_a_fused_optimizer_that_unscales_on_an_accelerator(
-    loop: Callable[..., Loop], overflow: float
-) -> None:
+def test_a_fused_optimizer_that_unscales_on_an_accelerator(loop: Callable[..., Loop], overflow: float):
     model = to_gpu(net())
     training = loop(model)
     optimizer = Fused(model, overflow)

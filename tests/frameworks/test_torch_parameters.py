@@ -308,9 +308,7 @@ def sparse(*, requires_grad: bool = True) -> nn.Module:
         (lambda: sparse(requires_grad=False), InvalidTypeError, r"weight is sparse \(torch.sparse_coo\)"),
     ],
 )
-def test_models_without_real_values_are_refused_by_name(
-    make: Any, error: type[Exception], match: str
-) -> None:
+def test_models_without_real_values_are_refused_by_name(make: Any, error: type[Exception], match: str):
     with pytest.raises(error, match=match):
         draw_normed(make())
     state = nn.Linear(3, 1).state_dict()

@@ -110,9 +110,7 @@ def test_each_join_of_ddp_begins_an_epoch_in_a_loop_without_a_loader() -> None:
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_phase_in_which_a_step_takes_longer_is_the_one_that_is_longer(
-    phase: str, accumulate: int
-) -> None:
+def test_the_phase_in_which_a_step_takes_longer_is_the_one_that_is_longer(phase: str, accumulate: int):
     *_, last = measured(phase, accumulate=accumulate)
     times = {
         name: last.get(f"zz_perf/phase/{name}/cpu_ms", 0.0)

@@ -165,9 +165,7 @@ def test_a_model_that_is_first_called_in_a_later_step_is_drawn_too(tmp_path: Pat
     assert names(graph) == NAMES
 
 
-def test_a_graph_with_too_many_nodes_is_reduced_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_graph_with_too_many_nodes_is_reduced_and_that_is_said(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("distsummary.collect.values.graph_source.MAX_NODES", 8)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(5)))
     train(tmp_path / "run", net)
@@ -176,9 +174,7 @@ def test_a_graph_with_too_many_nodes_is_reduced_and_that_is_said(
     assert "the graph of Sequential has 12 nodes, and the viewers draw 8 at most" in caplog.text
 
 
-def test_a_failure_to_draw_is_counted_and_the_training_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failure_to_draw_is_counted_and_the_training_continues(tmp_path, monkeypatch):
     class Strange(nn.Linear):
         def extra_repr(self) -> str:
             raise OSError("of the user")

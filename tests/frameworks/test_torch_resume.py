@@ -154,9 +154,7 @@ def shuffled() -> Any:
 @pytest.mark.usefixtures("no_matplotlib")
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("directions", ["random", "hessian"])
-def test_a_landscape_of_a_counting_model_on_shuffled_data_continues(
-    tmp_path: Path, streamed: bool, directions: str
-) -> None:
+def test_a_landscape_of_a_counting_model_on_shuffled_data_continues(tmp_path, streamed, directions):
     model, more = net(Net), {"directions": directions, "evaluation": Evaluation(streamed=streamed)}
     undisturbed = draw(None, model=model, **more)
     stopped(tmp_path, model=model, **more)

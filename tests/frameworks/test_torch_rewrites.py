@@ -254,9 +254,7 @@ def of_what_is_fixed(slot: Tensor, fixed: Tensor) -> Tensor:
         of_what_is_fixed,
     ],
 )
-def test_nothing_is_overwritten_that_is_read_elsewhere_or_of_another_kind(
-    function: Callable[..., Tensor],
-) -> None:
+def test_nothing_is_overwritten_that_is_read_elsewhere_or_of_another_kind(function: Callable[..., Tensor]):
     graph = overwritten(function, *values((5, 6), (5, 6)))
     assert not calls(graph, aten.add_.Tensor, aten.relu_.default)
 

@@ -72,9 +72,7 @@ CUTS: dict[str, tuple[Any, list[int]]] = {
 
 
 @pytest.mark.parametrize(("cut", "writing"), CUTS.values(), ids=CUTS.keys())
-def test_what_the_ranks_save_is_the_state_of_the_whole_model(
-    nasty_tmp_path: Path, cut: Any, writing: list[int]
-) -> None:
+def test_what_the_ranks_save_is_the_state_of_the_whole_model(nasty_tmp_path, cut, writing):
     # torch remembers offsets by mesh, whose equality does not distinguish ranks: names of axes do
     plain, sizes = network(), {}
     for rank in range(WORLD):

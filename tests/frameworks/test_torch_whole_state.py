@@ -1,6 +1,5 @@
 """A checkpoint holds the whole state of a model and its optimizer, or names what it leaves out."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +134,7 @@ def saving(place: Path, form: str = "safetensors") -> ds.ModelCheckpoint:
         (plain, strong_wolfe),
     ],
 )
-def test_a_resumed_training_continues_with_the_whole_state(
-    tmp_path: Path, make: Callable[[], nn.Module], optimize: Callable[..., torch.optim.Optimizer], form: str
-) -> None:
+def test_a_resumed_training_continues_with_the_whole_state(tmp_path, make, optimize, form):
     model = make()
     optimizer = optimize(model.parameters())
     train(model, optimizer, 3, tmp_path / "run", callbacks=saving(tmp_path, form))
@@ -151,9 +148,7 @@ class Odd(Scaled):
     form = staticmethod(lambda scale: {"handle": object()})
 
 
-def test_a_state_that_cannot_be_saved_is_named_and_the_rest_is_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_state_that_cannot_be_saved_is_named_and_the_rest_is_saved(tmp_path, caplog):
     model = nn.Sequential(Odd(), nn.Identity())
     train(model, adam(model.parameters()), 3, tmp_path / "run", callbacks=saving(tmp_path))
     assert (
@@ -184,9 +179,7 @@ def two() -> nn.Sequential:
         (lambda m: adam(m[:2].parameters()), "of 5 parameters, got one of 3"),
     ],
 )
-def test_the_state_of_another_optimizer_is_refused_before_anything_is_loaded(
-    tmp_path: Path, make: Callable[[Any], torch.optim.Optimizer], error: str
-) -> None:
+def test_the_state_of_another_optimizer_is_refused_before_anything_is_loaded(tmp_path, make, error):
     model = two()
     train(model, adam(model.parameters()), 3, tmp_path / "run", callbacks=saving(tmp_path))
     other = two()
@@ -227,9 +220,7 @@ BUFFERS = {
 
 @pytest.mark.parametrize("kind", BUFFERS)
 @pytest.mark.filterwarnings("ignore:.*uantiz")
-def test_a_trajectory_leaves_out_buffers_that_its_files_cannot_hold(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_trajectory_leaves_out_buffers_that_its_files_cannot_hold(tmp_path, kind, caplog):
     model = Rotary(BUFFERS[kind]())
     record = ds.Record(collect_landscape={"intervals": [[1, 2, 3]]})
     train(model, torch.optim.SGD(model.parameters(), 0.1), 3, tmp_path / "run", record=record)

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -57,9 +57,7 @@ def test_several_may_wait(place: Path) -> None:
     assert sum(type(each).__module__.startswith("distsummary") for each in sys.meta_path) == 1
 
 
-def test_what_it_raises_is_reported_and_the_import_succeeds(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_raises_is_reported_and_the_import_succeeds(place, capsys, monkeypatch):
     monkeypatch.setattr(health, "_absent", {})
     (place / "sound.py").write_text("a = 1\n")
 
@@ -73,12 +71,7 @@ def test_what_it_raises_is_reported_and_the_import_succeeds(
 
 
 @pytest.mark.parametrize("follow", [follow_functions, follow_deepspeed.__wrapped__])
-def test_a_host_without_its_private_names_is_named_and_imported(
-    follow: Callable[[], None],
-    place: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_without_its_private_names_is_named_and_imported(follow, place, capsys, monkeypatch):
     monkeypatch.setattr(health, "_absent", {})
     for name in HOSTS:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

@@ -51,9 +51,7 @@ def step(follower: Follower, calls: int, norm: Any = None, is_done: bool = True)
     follower.call(follower.end_parts, is_done)
 
 
-def test_the_parts_of_a_step_are_one_with_the_norm_of_the_engine(
-    follower: Follower, recorded: Recorded
-) -> None:
+def test_the_parts_of_a_step_are_one_with_the_norm_of_the_engine(follower: Follower, recorded: Recorded):
     for norm in (2.5, torch.tensor(3.5), None):
         step(follower, 3, norm)
     assert recorded.steps == [(1, 2.5), (1, 3.5), (1, None)]

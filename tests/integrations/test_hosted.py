@@ -23,9 +23,7 @@ def train() -> None:
         optimizer.step()
 
 
-def test_a_trainer_after_a_loop_of_the_script_begins_a_run_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_after_a_loop_of_the_script_begins_a_run_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISTSUMMARY", "loop")
     arm("loop", '{"quiet": true}')
@@ -76,9 +74,7 @@ def values_of(run: ds.RecordedRun, tag: str) -> list[tuple[int, float]]:
     return [*zip(table["step"].tolist(), table["value"].tolist(), strict=True)]
 
 
-def test_what_a_host_reports_is_kept_whenever_it_comes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_host_reports_is_kept_whenever_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     hosted = Hosted(tmp_path / "run", {"quiet": True, "system_metrics": False})
     hosted.begin()
     hosted.evaluated({"before": 0.5, "name": "held out"})

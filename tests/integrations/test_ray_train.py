@@ -39,9 +39,7 @@ def group(**errors: Exception) -> SimpleNamespace:
     return SimpleNamespace(get_latest_poll_status=lambda: WorkerGroupPollStatus(workers))
 
 
-def test_another_number_of_workers_is_a_message_and_why_the_workers_end(
-    callback: DistSummaryCallback, tmp_path: Path
-) -> None:
+def test_another_number_of_workers_is_a_message_and_why_the_workers_end(callback, tmp_path):
     callback.before_controller_execute_resize_decision(ResizeDecision(num_workers=2, resources_per_worker={}))
     assert read_alerts(RunDir(tmp_path)) == []
     callback.before_controller_execute_resize_decision(ResizeDecision(num_workers=3, resources_per_worker={}))
@@ -53,9 +51,7 @@ def test_another_number_of_workers_is_a_message_and_why_the_workers_end(
     assert deaths(tmp_path) == {"0": reason, "1": reason}
 
 
-def test_workers_that_end_before_the_first_step_are_not_noted_in_the_attempt_before(
-    callback: DistSummaryCallback, tmp_path: Path
-) -> None:
+def test_workers_that_end_before_the_first_step_are_not_noted_in_the_attempt_before(callback, tmp_path):
     callback.before_worker_group_start(SimpleNamespace(num_workers=2))
     status = group(rank_1=RuntimeError("early"))
     callback.after_worker_group_poll_status(status.get_latest_poll_status())
@@ -67,16 +63,12 @@ def test_workers_that_end_before_the_first_step_are_not_noted_in_the_attempt_bef
     ("ended", "state"),
     [(ErroredState(WorkerGroupError("x", {1: ValueError("x")})), "failed"), (AbortedState(), "interrupted")],
 )
-def test_how_the_training_ended_is_the_state_of_the_run(
-    callback: DistSummaryCallback, tmp_path: Path, ended: object, state: str
-) -> None:
+def test_how_the_training_ended_is_the_state_of_the_run(callback, tmp_path, ended, state):
     callback.after_controller_state_update(RunningState(), ended)
     assert RunDir(tmp_path).read_manifest()["state"] == state
 
 
-def test_what_goes_wrong_in_a_callback_reaches_no_training(
-    callback: DistSummaryCallback, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_goes_wrong_in_a_callback_reaches_no_training(callback, tmp_path, caplog):
     (tmp_path / "run.json").write_text("{")
     callback.before_worker_group_shutdown(group())
     assert "run.json" in caplog.text

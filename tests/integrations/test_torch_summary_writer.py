@@ -136,9 +136,7 @@ def closed_figures() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("default")  # torch's own
 @pytest.mark.parametrize("name", CALLS)
-def test_what_a_method_adds_is_read_back_as_torchs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_method_adds_is_read_back_as_torchs(name, tmp_path, monkeypatch):
     for directory, kind in (("torch", tensorboard.SummaryWriter), ("ours", SummaryWriter)):
         RANDOM.bit_generator.state = np.random.default_rng(2).bit_generator.state
         with kind(str(tmp_path / directory)) as writer:
@@ -199,9 +197,7 @@ def test_a_closed_writer_continues_in_a_new_file(tmp_path: Path) -> None:
     assert [event.step for event in EventAccumulator(str(tmp_path)).Reload().Scalars("loss")] == [1, 2]
 
 
-def test_the_default_directory_is_named_after_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_directory_is_named_after_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     with SummaryWriter(comment="_mine") as writer:
         writer.add_scalar("loss", 1.0)
@@ -274,17 +270,13 @@ def test_bad_arguments_name_the_field(tmp_path: Path) -> None:
         ("add_onnx_graph", (), "pip install onnx"),
     ],
 )
-def test_a_missing_codec_is_named_with_the_pip_line(
-    method: str, arguments: tuple[Any, ...], line: str, tmp_path: Path, hide_package: Callable[[str], None]
-) -> None:
+def test_a_missing_codec_is_named_with_the_pip_line(method, arguments, line, tmp_path, hide_package):
     hide_package({"pillow": "PIL"}.get(package := line.rpartition(" ")[2], package))
     with SummaryWriter(tmp_path) as writer, pytest.raises(MissingExtraError, match=f"{method}.*run: {line}"):
         getattr(writer, method)("x", *arguments)
 
 
-def test_without_tensorboard_the_import_says_so(
-    monkeypatch: pytest.MonkeyPatch, hide_package: Callable[[str], None]
-) -> None:
+def test_without_tensorboard_the_import_says_so(monkeypatch, hide_package):
     from distsummary import integrations
 
     monkeypatch.delitem(vars(integrations), "SummaryWriter", raising=False)

@@ -97,9 +97,7 @@ def check(run: Any, rows: list[Any], *, first: int = 1, **chosen: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_an_unmodified_script_is_recorded_and_trains_the_same_bits(
-    name: str, seen: Path, tmp_path: Path
-) -> None:
+def test_an_unmodified_script_is_recorded_and_trains_the_same_bits(name: str, seen: Path, tmp_path: Path):
     code, stderr = trained(tmp_path, name, CHECKPOINT=str(seen / "checkpoint.pt"))
     assert code == 0, stderr
     assert stderr.startswith("distsummary: recording run"), stderr
@@ -126,9 +124,7 @@ def test_a_script_that_crashes_is_a_failed_run(tmp_path: Path) -> None:
     check(run, json.loads((tmp_path / "crashing.0.json").read_text())["rows"])
 
 
-def test_the_ranks_of_torchrun_are_one_run_which_its_workers_and_agent_do_not_touch(
-    door: Path, tmp_path: Path
-) -> None:
+def test_the_ranks_of_torchrun_are_one_run_which_its_workers_and_agent_do_not_touch(door, tmp_path):
     done = start(door, tmp_path, [*TORCHRUN, str(SCRIPT), str(tmp_path), "ddp"])
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("distsummary:") == 1, done.stderr
@@ -265,9 +261,7 @@ def test_a_run_of_the_scripts_own_wins(tmp_path: Path) -> None:
         ({"DISTSUMMARY_OPTIONS": '{"tee": 1}'}, "tee in DISTSUMMARY_OPTIONS"),
     ],
 )
-def test_a_wrong_variable_is_one_line_and_the_training_continues(
-    variables: dict[str, str], said: str, seen: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_variable_is_one_line_and_the_training_continues(variables, said, seen, tmp_path):
     code, stderr = trained(tmp_path, "plain", **variables)
     assert code == 0
     assert stderr.startswith("distsummary: nothing is recorded: ")

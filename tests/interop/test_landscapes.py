@@ -59,9 +59,7 @@ def test_a_replaced_landscape_is_drawn_in_the_place_of_the_older_one(after: Verd
     assert read["final"]["grid"] == [3, 4]
 
 
-def test_next_to_the_planes_there_are_the_curves_of_the_training_and_a_copy_of_the_loss(
-    before: Verdict, after: Verdict
-) -> None:
+def test_next_to_the_planes_there_are_the_curves_of_the_training_and_a_copy_of_the_loss(before, after):
     for verdict in (before, after):
         read = verdict.jobs["./"]
         tags = ("loss/scalar", "lr/scalar", "loss/auto/scalar")

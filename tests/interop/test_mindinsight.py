@@ -48,9 +48,7 @@ def test_several_ranks_are_one_training_in_the_table_of_lineage(at_run_dir: Verd
     assert lineage["model_size"] == 4 * sum(value.numel() for value in DigitsNet().parameters())
 
 
-def test_histograms_and_tensors_are_dealt_and_every_parameter_is_shown_by_some_rank(
-    at_run_dir: Verdict,
-) -> None:
+def test_histograms_and_tensors_are_dealt_and_every_parameter_is_shown_by_some_rank(at_run_dir: Verdict):
     shown = {tag for rank in range(RANKS) for tag in at_run_dir.jobs[f"./rank_{rank:05d}"]["histogram"]}
     layers = [name for name in ("conv1", "conv2", "fc") if not any(name in tag for tag in shown)]
     assert layers == []
@@ -65,9 +63,7 @@ def test_the_merged_run_shows_the_statistics_and_the_lineage_of_all_ranks(at_run
     assert read["dataset_graph"]
 
 
-def test_the_landscapes_are_shown_with_the_curves_and_the_lineage_of_the_run(
-    at_run_dir: Verdict, at_parent: Verdict
-) -> None:
+def test_the_landscapes_are_shown_with_the_curves_and_the_lineage_of_the_run(at_run_dir, at_parent):
     for read in (at_run_dir.jobs["./"], at_parent.jobs["./digits"]):
         assert read["landscape"]["intervals"]
         assert read["landscape"]["final"]

@@ -93,9 +93,7 @@ def test_checkpoints_on_a_line_span_no_plane_by_their_rounding(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("directions", ["pca", "triangle"])
-def test_values_of_bfloat16_are_known_by_themselves_though_checkpoints_keep_them_as_float32(
-    directions: str,
-) -> None:
+def test_values_of_bfloat16_are_known_by_themselves_though_checkpoints_keep_them_as_float32(directions: str):
     start, way = start_of(1), start_of(2)
     states = [
         {name: rounded(array + np.float32(share) * way[name]) for name, array in start.items()}

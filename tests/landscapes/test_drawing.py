@@ -51,9 +51,7 @@ def test_metrics_and_errors_come_with_the_loss() -> None:
     assert grid.quantities["accuracy"][at] == pytest.approx(expected)
 
 
-def test_a_loader_that_does_not_fit_is_streamed_unless_that_is_refused(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loader_that_does_not_fit_is_streamed_unless_that_is_refused(monkeypatch, caplog):
     class Loader:
         read = 0
 
@@ -91,9 +89,7 @@ def test_an_interrupt_that_python_drops_stops_it_too() -> None:
 
 @pytest.mark.usefixtures("one_picture")
 @pytest.mark.parametrize("refine", [None, 0.02])
-def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_continues(
-    tmp_path: Path, stop_at: Any, refine: float | None
-) -> None:
+def test_an_interrupt_gives_and_saves_what_there_is_and_the_next_call_continues(tmp_path, stop_at, refine):
     arguments = {"size": 33, "refine": refine, "run_dir": tmp_path}
     undisturbed = random_plane(size=33, refine=refine)
     seen = stop_at(None)
@@ -135,9 +131,7 @@ def test_what_lies_beyond_the_computed_rows_is_missing(tmp_path: Path, stop_at: 
         assert LossGrid.load(saved).missing.tobytes() == partial.missing.tobytes()
 
 
-def test_an_interrupt_before_the_first_point_is_an_interrupt_and_writes_nothing(
-    tmp_path: Path, stop_at: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_interrupt_before_the_first_point_is_an_interrupt_and_writes_nothing(tmp_path, stop_at, caplog):
     stop_at(0)
     with pytest.raises(LandscapeCancelled, match="0 of 25 points"):
         random_plane(run_dir=tmp_path)
@@ -173,9 +167,7 @@ def written(path: Path) -> list[Path]:
 
 @pytest.mark.usefixtures("one_picture")
 @pytest.mark.parametrize("refine", [None, 0.02])
-def test_a_part_does_not_take_the_place_of_a_complete_landscape(
-    tmp_path: Path, stop_at: Any, caplog: pytest.LogCaptureFixture, refine: float | None
-) -> None:
+def test_a_part_does_not_take_the_place_of_a_complete_landscape(tmp_path, stop_at, caplog, refine):
     random_plane(size=17, refine=refine, run_dir=tmp_path)
     before = {path: path.read_bytes() for path in written(tmp_path)}
     for chunks in (0, 5):
@@ -206,9 +198,7 @@ def test_of_several_directions_each_that_is_complete_is_known(tmp_path: Path, st
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_a_journal_of_other_arguments_is_named_when_a_landscape_begins(
-    tmp_path: Path, stop_at: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_journal_of_other_arguments_is_named_when_a_landscape_begins(tmp_path, stop_at, caplog):
     stop_at(3)
     with pytest.raises(LandscapeCancelled):
         random_plane(run_dir=tmp_path)

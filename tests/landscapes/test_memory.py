@@ -56,9 +56,7 @@ def save_shards(ckpt_dir: Path, axis: int) -> None:
 
 
 @pytest.mark.parametrize("saved", ["whole", "rows", "columns"])
-def test_the_plane_of_stored_checkpoints_holds_its_directions_and_a_block(
-    nasty_tmp_path: Path, saved: str
-) -> None:
+def test_the_plane_of_stored_checkpoints_holds_its_directions_and_a_block(nasty_tmp_path: Path, saved: str):
     if saved != "whole":
         save_shards(nasty_tmp_path, axis=("rows", "columns").index(saved))
     else:

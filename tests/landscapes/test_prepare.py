@@ -253,9 +253,7 @@ def test_a_value_that_stays_and_is_nan_is_reported_by_name(tmp_path: Path, direc
 
 
 @pytest.mark.parametrize("intervals", [[[2, 3, 4], [1, 2, 3]], [[1, 2, 3], [4, 5, 6]]])
-def test_the_last_checkpoint_is_the_one_with_the_highest_number_for_all(
-    tmp_path: Path, intervals: list[list[int]]
-) -> None:
+def test_the_last_checkpoint_is_the_one_with_the_highest_number_for_all(tmp_path, intervals):
     run, states = RunDir(tmp_path / "run").create(), walk(4)
     save_path(run, states, intervals)  # of [4, 5, 6] only 4
     given = Directions(x=start_of(1), y=start_of(2))
@@ -271,9 +269,7 @@ def test_the_last_checkpoint_is_the_one_with_the_highest_number_for_all(
 
 
 @pytest.mark.parametrize("directions", ["pca", "line", "triangle"])
-def test_a_checkpoint_of_a_path_that_is_not_finite_is_reported_by_its_number(
-    tmp_path: Path, directions: str
-) -> None:
+def test_a_checkpoint_of_a_path_that_is_not_finite_is_reported_by_its_number(tmp_path: Path, directions: str):
     run, states = RunDir(tmp_path / "run").create(), walk(3)
     states[0]["d1.weight"][1, 1] = np.inf
     save_path(run, states, [[1, 2, 3]])
@@ -328,9 +324,7 @@ def test_a_path_of_more_checkpoints_than_files_may_be_open_is_drawn(tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="what is mapped need not be open")
-def test_a_path_of_more_checkpoints_than_files_may_be_open_says_what_to_raise(
-    tmp_path: Path, few_files: None
-) -> None:
+def test_a_path_of_more_checkpoints_than_files_may_be_open_says_what_to_raise(tmp_path, few_files):
     run, count = RunDir(tmp_path / "run").create(), 30
     save_path(run, walk(count), [list(range(1, count + 1))])
     with pytest.raises(LandscapeError, match=r"more checkpoints than.*ulimit -n") as failed:

@@ -66,9 +66,7 @@ def test_a_run_is_called_after_its_directory_and_runs_of_one_name_are_numbered(t
     assert [source.label for source in open_runs(Mlp(), [*runs[:1], kept])] == ["run", "kept"]
 
 
-def test_of_planned_paths_what_was_saved_is_drawn_where_it_spans_a_plane(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_of_planned_paths_what_was_saved_is_drawn_where_it_spans_a_plane(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         assert saved_intervals([[1, 2, 3]], [1, 2, 3]) == ((1, 2, 3),)
         assert not caplog.messages

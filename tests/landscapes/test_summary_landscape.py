@@ -140,9 +140,7 @@ def test_nothing_asked_for_writes_nothing_and_calls_no_one(run_dir: RunDir) -> N
     assert not run_dir.landscape_dir.exists()
 
 
-def test_another_output_gets_the_landscapes_and_the_loss_curve_of_the_run(
-    run_dir: RunDir, tmp_path: Path
-) -> None:
+def test_another_output_gets_the_landscapes_and_the_loss_curve_of_the_run(run_dir: RunDir, tmp_path: Path):
     generate(run_dir, output=str(tmp_path / "maps"))
     assert shown(tmp_path / "maps") == ["landscape_[1, 4]", "landscape_[4]"]
     [file] = landscape_files(tmp_path / "maps")
@@ -242,9 +240,7 @@ def test_another_result_of_callback_fn_is_refused(result: Any, kind: type[Except
         ),
     ],
 )
-def test_a_bad_argument_is_named(
-    untouched: RunDir, changes: dict[str, Any], kind: type[Exception], says: str
-) -> None:
+def test_a_bad_argument_is_named(untouched, changes, kind, says):
     with pytest.raises(kind, match=says):
         generate(untouched, **changes)
     assert not untouched.landscape_dir.exists()

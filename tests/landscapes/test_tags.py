@@ -25,9 +25,7 @@ def files(run: RunDir) -> list[str]:
     return sorted(path.name for path in run.landscape_dir.glob("*.npz"))
 
 
-def test_own_directions_next_to_random_ones_and_others_have_keys_tags_and_files_of_their_own(
-    tmp_path: Path,
-) -> None:
+def test_own_directions_next_to_random_ones_and_others_have_keys_tags_and_files_of_their_own(tmp_path: Path):
     run = make_run(tmp_path / "run", 1)
     grids = draw(around=run, directions=[given(3), "random", given(5)], size=3, run_dir=run)
     assert {key: grid.tag for key, grid in grids.items()} == {

@@ -139,8 +139,6 @@ def test_the_failure_of_a_test_is_reported_with_what_it_left(outcomes: dict[str,
         ("test_leaves_a_directory_in_the_temporary_directory", "files", "distsummary"),
     ],
 )
-def test_a_test_that_leaks_fails_and_the_culprit_is_named(
-    outcomes: dict[str, str], test: str, kind: str, culprit: str
-) -> None:
+def test_a_test_that_leaks_fails_and_the_culprit_is_named(outcomes, test, kind, culprit):
     assert f"{kind} left behind by this test" in outcomes[test]
     assert culprit in outcomes[test]

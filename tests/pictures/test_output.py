@@ -141,9 +141,7 @@ def test_a_line_is_a_picture_and_no_landscape_event(run_dir: RunDir) -> None:
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_a_landscape_written_elsewhere_takes_the_loss_curve_of_its_run_along(
-    run_dir: RunDir, tmp_path: Path
-) -> None:
+def test_a_landscape_written_elsewhere_takes_the_loss_curve_of_its_run_along(run_dir: RunDir, tmp_path: Path):
     elsewhere = RunDir(tmp_path / "maps")
     write_landscapes(elsewhere, [make_grid()], loss_of=run_dir)
     values = [v for e in shown(elsewhere) for v in e.values]
@@ -151,9 +149,7 @@ def test_a_landscape_written_elsewhere_takes_the_loss_curve_of_its_run_along(
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_a_landscape_around_a_checkpoint_file_has_the_loss_curve_of_the_run_it_is_written_to(
-    run_dir: RunDir, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_landscape_around_a_checkpoint_file_has_the_loss_curve_of_the_run_it_is_written_to(run_dir, caplog):
     draw(around=run_dir.ckpt_dir / "Mlp_2_step.ckpt", run_dir=run_dir)
     assert [record.message for record in caplog.records if "the loss curve of" in record.message] == []
     values = [v for e in shown(run_dir) for v in e.values]
@@ -235,9 +231,7 @@ def test_a_merge_leaves_the_landscape_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_the_loss_is_not_copied_where_the_training_has_it_under_the_name_that_mindinsight_asks_for(
-    tmp_path: Path,
-) -> None:
+def test_the_loss_is_not_copied_where_the_training_has_it_under_the_name_that_mindinsight_asks_for(tmp_path):
     record(tmp_path / "run", "00000000000000ab", **{"loss/auto": 0.5, "loss": 0.5}).close()
     write_landscapes(RunDir(tmp_path / "run"), [make_grid()])
     assert [v.plugin for e in shown(RunDir(tmp_path / "run")) for v in e.values] == ["landscape"]

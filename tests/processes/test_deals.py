@@ -20,9 +20,7 @@ PARAMETERS = {f"layer{number}.weight" for number in range(1, 7)}
 
 @pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("deal", ["parameters", pytest.param("steps", marks=pytest.mark.long)])
-def test_what_was_dealt_is_what_was_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deal: str
-) -> None:
+def test_what_was_dealt_is_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deal: str):
     monkeypatch.setattr(deal_module, "BEAT_S", BEAT_S)
     run_dir = tmp_path / "run"
 

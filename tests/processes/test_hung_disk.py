@@ -1,7 +1,6 @@
 """A disk that hangs, for a while and for ever: each operation on it opens a FIFO that no one reads."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -66,9 +65,7 @@ print(json.dumps({
 
 @pytest.mark.long
 @pytest.mark.parametrize("hangs_s", [10.0, 0.0])
-def test_a_hung_disk_holds_the_loop_for_two_seconds_in_all_and_every_value_is_counted(
-    tmp_path: Path, hangs_s: float
-) -> None:
+def test_a_hung_disk_holds_the_loop_for_two_seconds_in_all_and_every_value_is_counted(tmp_path, hangs_s):
     done = run_python("-c", PROGRAM, tmp_path, hangs_s)
     found = json.loads(done.stdout)
     for plugin, given in found["given"].items():

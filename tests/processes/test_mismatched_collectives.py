@@ -39,9 +39,7 @@ def hang_of(run_dir: Path, until: float) -> dict[str, object]:
 @pytest.mark.long
 @pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize(("mode", "odd"), CASES)
-def test_the_odd_rank_is_named_with_its_line_and_not_the_one_that_crashes_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: str, odd: int
-) -> None:
+def test_the_odd_rank_is_named_with_its_line_and_not_the_one_that_crashes_of_it(tmp_path, capsys, mode, odd):
     run_dir = tmp_path / "run"
     with forked.ranks(RANKS, mismatched_ranks.main, str(run_dir), mode, odd) as training:
         alert = hang_of(run_dir, time.monotonic() + PATIENCE_S)

@@ -49,9 +49,7 @@ def test_without_a_run_nothing_was_recorded(tmp_path: Path) -> None:
     ],
     ids=["ASCII", "no home", "encodings"],
 )
-def test_a_run_is_recorded_in_poor_surroundings(
-    nasty_tmp_path: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_recorded_in_poor_surroundings(nasty_tmp_path, variables, monkeypatch):
     name = os.fsdecode(os.fsencode(nasty_tmp_path / "run"))
     done = run_program(sys.executable, "-c", OWN, name, 0, **variables)
     assert "Warning" not in done.stderr

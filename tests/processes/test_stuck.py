@@ -63,9 +63,7 @@ def shown(run_dir: Path, count: int) -> list[tuple[int, float, str]]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("fork_server")
-def test_a_rank_that_sleeps_continues_and_then_holds_the_interpreter_lock(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_sleeps_continues_and_then_holds_the_interpreter_lock(tmp_path, capsys):
     run_dir = tmp_path / "run"
     with forked.ranks(RANKS, stuck_ranks.main, str(run_dir)):
         [reported] = alerts(run_dir, 1)

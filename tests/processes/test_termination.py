@@ -102,9 +102,7 @@ def test_what_the_loop_records_until_the_files_are_closed_is_in_them(tmp_path: P
     ],
     ids=["hangs", "handler before", "handler later", "passed on", "event loop", "ignored", "closed"],
 )  # fmt: skip
-def test_a_signal_does_what_it_did_without_a_run(
-    tmp_path: Path, before: str, during: str, expected: tuple[int, str, str]
-) -> None:
+def test_a_signal_does_what_it_did_without_a_run(tmp_path, before, during, expected):
     assert train(tmp_path, before, during) == expected
 
 

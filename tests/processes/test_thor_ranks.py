@@ -39,9 +39,7 @@ def ranks(case: str, store: Path, world: int = 4) -> list[Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["equals", "accumulates"])
-def test_four_ranks_with_a_quarter_of_the_batch_are_one_rank_with_all_of_it(
-    case: str, tmp_path: Path
-) -> None:
+def test_four_ranks_with_a_quarter_of_the_batch_are_one_rank_with_all_of_it(case: str, tmp_path: Path):
     for difference, moved, layers in ranks(case, tmp_path / "store"):
         assert difference < 1e-6
         assert moved > 0.1

@@ -51,9 +51,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_no_one_calls_a_run_fine_whose_reports_cannot_be_read(
-    recorded: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_one_calls_a_run_fine_whose_reports_cannot_be_read(recorded, tmp_path, name, capsys):
     path = tmp_path / "runs" / "a"
     shutil.copytree(recorded, path)
     DAMAGE[name](path / ALERTS)

@@ -55,9 +55,7 @@ def judge(tmp_path: Path) -> Any:
         (alert(2, "forward", 300, 305), "missed"),
     ],
 )
-def test_an_alert_is_right_if_it_names_rank_and_cause_within_the_limit(
-    judge: Any, reported_at: dict[str, Any], outcome: str
-):
+def test_an_alert_is_right_if_it_names_rank_and_cause_within_the_limit(judge, reported_at, outcome):
     assert judge([reported_at], fault(2, "forward", 100))[0] == [outcome]
 
 

@@ -225,9 +225,7 @@ def ender() -> Iterator[Ender]:
     logger.removeHandler(ender)
 
 
-def test_a_silent_worker_is_reported_with_its_process_and_may_be_killed(
-    tmp_path: Path, ender: Ender, times: Callable[..., None]
-) -> None:
+def test_a_silent_worker_is_reported_with_its_process_and_may_be_killed(tmp_path, ender, times):
     times(SILENT_S=1.0)
     with crew_of(once(tmp_path / "flag", signal.SIGSTOP)) as crew:
         do(crew)
@@ -272,9 +270,7 @@ def test_what_a_worker_raises_is_the_cause_with_its_traceback_behind_it() -> Non
         do(crew)
 
 
-def test_an_error_that_cannot_be_unpickled_is_quoted_with_its_notes_and_kills_no_worker(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_error_that_cannot_be_unpickled_is_quoted_with_its_notes_and_kills_no_worker(caplog):
     with crew_of(raise_two_arguments) as crew, pytest.raises(ChunkFailedError) as failed:
         do(crew)
     assert str(failed.value.cause).endswith("TwoArgumentsError: in the work")
@@ -289,9 +285,7 @@ def test_an_error_at_the_beginning_is_reported_in_one_line() -> None:
     assert type(failed.value.__cause__) is ZeroDivisionError
 
 
-def test_errors_in_other_workers_are_not_printed_by_ray(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_errors_in_other_workers_are_not_printed_by_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     first, asked = tmp_path / "first", tmp_path / "asked"
 
     def function(value: int) -> int:

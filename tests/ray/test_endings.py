@@ -62,9 +62,7 @@ def test_the_run_says_how_each_rank_of_a_launch_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
-def test_a_signal_interrupts_the_ranks_which_close_their_files(
-    tmp_path: Path, number: int, error: type[BaseException]
-) -> None:
+def test_a_signal_interrupts_the_ranks_which_close_their_files(tmp_path, number, error):
     def interrupt() -> None:
         while len(list(tmp_path.glob("up *"))) < RANKS:
             time.sleep(0.05)

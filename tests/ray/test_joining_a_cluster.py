@@ -225,9 +225,7 @@ def test_a_landscape_in_a_job_uses_every_node_of_the_cluster(cluster: Cluster, t
 
 
 @pytest.mark.long
-def test_a_driver_that_is_connected_by_ray_client_launches_and_records(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_driver_that_is_connected_by_ray_client_launches_and_records(cluster: Cluster, tmp_path: Path):
     address = f"ray://127.0.0.1:{cluster.client_port}"
     stdout, stderr = output_of(BY_CLIENT, cluster.environment, address, str(tmp_path))
     assert [line for line in stdout.splitlines() if line[:1] in "[{"] == ["[0, 1]", "{}"]

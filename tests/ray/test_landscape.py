@@ -116,9 +116,7 @@ def test_a_killed_worker_costs_no_chunk(tmp_path: Path) -> None:
     assert len(grid.worker_seconds) == 2
 
 
-def test_a_point_that_kills_every_worker_is_nan_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_point_that_kills_every_worker_is_nan_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     weights = list[float]()
 
     def watched(model: Any, batch: Any) -> float:

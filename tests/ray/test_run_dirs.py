@@ -5,8 +5,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import ray
@@ -30,9 +28,7 @@ def by_collector(path: str) -> None:
 
 
 @pytest.mark.parametrize(("record", "field"), [(by_init, "run_dir"), (by_collector, "summary_dir")])
-def test_a_relative_run_dir_in_rays_copy_of_the_working_directory_is_refused(
-    tmp_path: Path, record: Callable[[str], None], field: str
-) -> None:
+def test_a_relative_run_dir_in_rays_copy_of_the_working_directory_is_refused(tmp_path, record, field):
     """Ray removes that copy with all that was recorded there."""
     own = tmp_path / "own"
     own.mkdir()
@@ -65,9 +61,7 @@ class OtherNode:
 
 
 @pytest.mark.parametrize(("holds_a_run", "seen"), [(False, "no run.json"), (True, "another run.json")])
-def test_a_run_dir_that_is_not_shared_is_refused_by_the_rank_on_the_other_node(
-    tmp_path: Path, holds_a_run: bool, seen: str
-) -> None:
+def test_a_run_dir_that_is_not_shared_is_refused_by_the_rank_on_the_other_node(tmp_path, holds_a_run, seen):
     path = tmp_path / "disk"
     path.mkdir()
     run_dir = RunDir(path / "run")

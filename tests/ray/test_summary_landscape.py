@@ -48,9 +48,7 @@ def test_the_ids_pick_as_many_workers_and_none_picks_those_that_are_free(tmp_pat
 
 
 @pytest.mark.usefixtures("ray_cluster", "no_matplotlib")
-def test_an_address_must_be_that_of_the_cluster_that_is_connected(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_address_must_be_that_of_the_cluster_that_is_connected(tmp_path, caplog, monkeypatch):
     address = ray.get_runtime_context().gcs_address
     with pytest.raises(ClusterError, match=f"is not the Ray cluster at {address} that this process"):
         draw(tmp_path / "other", [0, 1], "10.255.0.1:6379")

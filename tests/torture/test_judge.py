@@ -56,9 +56,7 @@ def test_a_good_case_is_good(case: Path) -> None:
     ],
     ids=["lost", "lost", "changed", "twice", "in another order"],
 )
-def test_what_was_done_to_an_event_is_named(
-    case: Path, dialect: str, change: Change, missing: int, duplicates: int, said: str
-) -> None:
+def test_what_was_done_to_an_event_is_named(case, dialect, change, missing, duplicates, said):
     change_last(case, dialect, change)
     verdict = judged(case)
     assert (verdict.acked_missing, verdict.duplicates) == (missing, duplicates)

@@ -84,9 +84,7 @@ def test_a_position_given_twice_or_of_another_kind_is_refused(tmp_path: Path) ->
     ({"record": ds.Record(overload="drop")}, False),
     ({"record": ds.Record(images=True)}, True),
 ])  # fmt: skip
-def test_pictures_of_the_data_are_recorded_on_request_alone(
-    tmp_path: Path, options: dict[str, Any], has_images: bool
-) -> None:
+def test_pictures_of_the_data_are_recorded_on_request_alone(tmp_path, options, has_images):
     with ds.init(tmp_path, watch=Model(), system_metrics=False, **options) as run:
         for _ in run.steps([(np.ones((2, 3, 4, 4), np.float32), np.zeros(2))]):
             run.log(loss=1.0)
@@ -159,9 +157,7 @@ def test_event_files_in_the_place_of_the_merged_run_are_reported_at_once(nasty_t
         ds.init(nasty_tmp_path, rank=1, world_size=2, on_existing="attempt")
 
 
-def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(
-    nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_open_in_this_process_is_refused_until_it_is_closed(nasty_tmp_path, monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     earlier = ds.init(nasty_tmp_path)  # not begun, so it is in no one's way
@@ -207,9 +203,7 @@ def test_a_landscape_of_a_model_that_no_one_gives_is_refused(tmp_path: Path) -> 
     ds.init(tmp_path, rank=1, world_size=2, record=record).close()  # rank 0 keeps what all have
 
 
-def test_the_ranks_of_a_job_name_their_run_by_one_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ranks_of_a_job_name_their_run_by_one_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-1")
     for rank in range(2):
         train(tmp_path / "{time}", 2, rank=rank)
@@ -245,9 +239,7 @@ def roles(path: Path) -> list[tuple[str, int]]:
     return [(entry["role"], entry["attempt"]) for entry in RunDir(path).read_manifest()["attempts"]]
 
 
-def test_an_evaluation_after_the_training_stands_at_its_last_step_and_takes_no_attempt(
-    nasty_tmp_path: Path,
-) -> None:
+def test_an_evaluation_after_the_training_stands_at_its_last_step_and_takes_no_attempt(nasty_tmp_path: Path):
     finished(nasty_tmp_path)
     for _ in range(2):
         evaluate(nasty_tmp_path)
@@ -296,9 +288,7 @@ def test_the_collector_of_a_training_evaluates_it_later(nasty_tmp_path: Path) ->
     assert roles(nasty_tmp_path) == [("train", 0)]
 
 
-def test_an_evaluation_before_the_first_step_belongs_to_the_attempt_that_follows(
-    nasty_tmp_path: Path,
-) -> None:
+def test_an_evaluation_before_the_first_step_belongs_to_the_attempt_that_follows(nasty_tmp_path: Path):
     with ds.init(nasty_tmp_path, rank=0, world_size=1, initial_step=7) as run:
         with run.eval() as evaluation:
             evaluation.log(accuracy=0.5)
@@ -328,9 +318,7 @@ def test_the_lineage_of_an_evaluation_alone_is_where_mindinsight_looks(nasty_tmp
     assert lineage.evaluation is None or json.loads(lineage.evaluation.metric) == {"accuracy": 0.5}
 
 
-def test_an_evaluation_without_a_training_names_its_directory_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_evaluation_without_a_training_names_its_directory_once(tmp_path, caplog):
     for rank in range(2):
         evaluate(tmp_path / "typo", role="train", rank=rank, world_size=2, config={"lr": 0.1})
     [record] = caplog.records
@@ -347,9 +335,7 @@ def test_an_evaluation_without_a_training_names_its_directory_once(
     assert not caplog.records
 
 
-def test_the_config_of_an_evaluation_is_reported_if_the_training_has_another(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_config_of_an_evaluation_is_reported_if_the_training_has_another(tmp_path, caplog):
     train(tmp_path, 2, world_size=1, config={"lr": 0.1, "opt": {"eps": 1, "amp": None}})
     evaluate(tmp_path, config={"lr": 0.1, "opt": {"eps": 1, "amp": None}})
     assert not caplog.records
@@ -385,9 +371,7 @@ def test_a_training_after_a_finished_one_is_recorded_next_to_it_unless_an_attemp
     assert roles(base) == [("train", 0), ("train", 1)]
 
 
-def test_a_new_run_gets_the_next_free_name_on_all_ranks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_run_gets_the_next_free_name_on_all_ranks(tmp_path, caplog, monkeypatch):
     for job in ("a", "b", "c"):
         monkeypatch.setenv(LAUNCH_ID, job)
         for rank in range(2):
@@ -484,9 +468,7 @@ def test_custom_lineage_data_take_values_of_any_kind_and_win_over_the_config(nas
     assert custom(nasty_tmp_path) == expected
 
 
-def test_rank_0_says_once_where_the_run_is_and_how_to_open_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_0_says_once_where_the_run_is_and_how_to_open_it(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for rank in range(2):
         train(Path("my runs/a"), 3, rank=rank)
@@ -502,9 +484,7 @@ def test_rank_0_says_once_where_the_run_is_and_how_to_open_it(
     assert capfd.readouterr().err.endswith("(files: mindspore); mindinsight start --summary-base-dir .\n")
 
 
-def test_of_many_ranks_the_first_line_names_the_one_format_that_they_write(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_ranks_the_first_line_names_the_one_format_that_they_write(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(builtins, "print", lambda *given, **options: [sys.stderr.write("x")] * 2)
     train(tmp_path / "a", 3, world_size=17)
     err = capfd.readouterr().err
@@ -514,9 +494,7 @@ def test_of_many_ranks_the_first_line_names_the_one_format_that_they_write(
     assert [*(tmp_path / "a/rank_00000").glob("*tfevents*")] == []
 
 
-def test_nothing_is_said_if_quiet_without_training_or_before_it_has_begun(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_said_if_quiet_without_training_or_before_it_has_begun(tmp_path, capfd):
     train(tmp_path / "a", 3, world_size=1, quiet=True)
     evaluate(tmp_path / "a")
     ds.init(tmp_path / "b", rank=0, world_size=1).close()
@@ -562,9 +540,7 @@ def test_settings_that_differ_between_ranks_are_named_once_and_stand_in_the_mani
     assert custom(nasty_tmp_path) == {"lr": 0.1, "local_rank": 0, "seed": 7}
 
 
-def test_a_later_attempt_with_another_config_is_reported_of_what_tensorboard_shows(
-    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_later_attempt_with_another_config_is_reported_of_what_tensorboard_shows(nasty_tmp_path, caplog):
     for attempt, rate in enumerate((0.1, 0.1, 0.2)):
         caplog.clear()
         train(nasty_tmp_path, 1, world_size=1, initial_step=attempt, config={"lr": rate, "seed": 7})

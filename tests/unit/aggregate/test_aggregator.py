@@ -167,9 +167,7 @@ def record(
     writer.close()
 
 
-def test_a_merge_waits_for_files_that_do_not_show_all_that_was_recorded(
-    life: Life, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_merge_waits_for_files_that_do_not_show_all_that_was_recorded(life, caplog):
     aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
@@ -333,9 +331,7 @@ def test_a_rank_that_comes_back_alone_is_merged_after_the_next_lapse(life: Life)
     assert life.merged_steps() == [1, 2, 3]
 
 
-def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(
-    life: Life, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_aggregator_whose_disk_is_full_ends_when_its_ranks_have_left(life, caplog):
     aggregator = life.start()
     for topology in RANKS:
         register(life, aggregator, topology)
@@ -483,9 +479,7 @@ def test_an_evaluation_that_not_all_ranks_finished_is_merged_after_a_while(life:
     assert life.states() == {"0": "finished", "1": "finished"}
 
 
-def test_an_aggregator_that_fails_releases_whoever_waits(
-    life: Life, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_aggregator_that_fails_releases_whoever_waits(life, monkeypatch, caplog):
     class Unclosable(LiveMerge):
         def abandon(self) -> None:
             raise OSError(5, "Input/output error")

@@ -15,9 +15,7 @@ ENDS, DIES = ("true",), ("sh", "-c", "kill -9 $$")
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_one_rank_of_a_node_where_rank_0_does_not_appear_says_so_once(
-    tmp_path: Path, is_shared: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_rank_of_a_node_where_rank_0_does_not_appear_says_so_once(tmp_path, is_shared, caplog):
     run = RunDir(tmp_path).create()
     places = [
         Topology(rank=n, world_size=4, local_rank=n % 2, incarnation="job", is_incarnation_unique=True)

@@ -3,14 +3,10 @@
 import logging
 import threading
 
-import pytest
-
 from distsummary.base.at_exit import DaemonThread
 
 
-def test_work_without_a_thread_is_done_once_by_the_thread_that_joins_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_work_without_a_thread_is_done_once_by_the_thread_that_joins_it(monkeypatch, caplog):
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

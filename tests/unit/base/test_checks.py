@@ -27,9 +27,7 @@ from tests.refusals import refused
         ("s3://bucket/run", "s3://bucket/run"),
     ],
 )  # fmt: skip
-def test_a_path_that_is_used_later_is_absolute(
-    path: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_is_used_later_is_absolute(path: str, expected: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home")
     monkeypatch.setattr("os.getcwd", lambda: "/work")
     assert anchored(path) == expected

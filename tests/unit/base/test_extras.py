@@ -35,9 +35,7 @@ def test_all_missing_packages_are_named_at_once(hide_package: Callable[[str], No
     )
 
 
-def test_an_error_inside_of_a_package_is_not_taken_for_a_missing_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_inside_of_a_package_is_not_taken_for_a_missing_one(tmp_path, monkeypatch):
     (tmp_path / "broken_package.py").write_text("import not_there_at_all")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="No module named 'not_there_at_all'") as caught:

@@ -4,7 +4,6 @@ import logging
 import pickle
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -137,9 +136,7 @@ def test_a_method_that_continues_where_it_stopped_is_called_again_once() -> None
     assert loop.count() == 2
 
 
-def test_a_part_that_fails_again_and_again_is_switched_off_and_this_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_part_that_fails_again_and_again_is_switched_off_and_this_is_said_once(caplog):
     called: list[int] = []
 
     def fail() -> None:
@@ -237,9 +234,7 @@ class RaisingHandler(logging.Handler):
 
 
 @pytest.mark.parametrize("calls", [1, MOST])
-def test_a_handler_of_logging_that_raises_ends_no_guarded_call(
-    calls: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_handler_of_logging_that_raises_ends_no_guarded_call(calls, capsys):
     handler = RaisingHandler()
     loop = Loop(raising(KeyError("inside")))
     logging.getLogger("test").addHandler(handler)
@@ -270,9 +265,7 @@ def test_ctrl_c_in_an_end_is_raised_when_all_its_parts_have_run() -> None:
 
 
 @pytest.mark.parametrize("name", ["distsummary.events.async_writer", "filelock"])
-def test_a_handler_of_logging_that_raises_costs_no_value(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_handler_of_logging_that_raises_costs_no_value(tmp_path, name, capsys):
     log, handler = logging.getLogger(name), RaisingHandler()
     level = log.level
     log.addHandler(handler)

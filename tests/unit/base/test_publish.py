@@ -179,9 +179,7 @@ def test_a_directory_that_has_become_a_file_is_named_not_the_temporary_file(tmp_
         (errno.EIO, False), (errno.ESTALE, False), (errno.EACCES, False), (errno.ETIMEDOUT, False),
     ],
 )  # fmt: skip
-def test_a_directory_is_gone_only_if_the_disk_says_so(
-    number: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_is_gone_only_if_the_disk_says_so(number, expected, monkeypatch):
     def stat(path: Path, **options: bool) -> os.stat_result:
         raise OSError(number, os.strerror(number))
 

@@ -38,9 +38,7 @@ def test_the_place_of_a_waiter_is_that_of_the_thread_that_it_waits_for() -> None
 
 
 @pytest.mark.parametrize("opens", [SummaryRecord, SummaryCollector])
-def test_greenlets_in_place_of_threads_are_refused(
-    opens: type, tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greenlets_in_place_of_threads_are_refused(opens, tmp_path, monkeypatch):
     # As monkey.patch_all() of gevent: a function of Python in place of the interpreter's.
     monkeypatch.setattr(threading, "get_ident", lambda: 1)
     with pytest.raises(UsageError, match=r"greenlets.*patch_all\(thread=False"):

@@ -43,9 +43,7 @@ def make_nothing() -> None:
     return None
 
 
-def test_a_file_in_the_working_directory_hides_no_module_of_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_in_the_working_directory_hides_no_module_of_python(tmp_path, monkeypatch):
     (tmp_path / "colorsys.py").write_text("raise SystemExit('hidden')")
     (tmp_path / "own_parts.py").write_text("import colorsys\ndef parts(): return None\n")
     monkeypatch.chdir(tmp_path)
@@ -55,9 +53,7 @@ def test_a_file_in_the_working_directory_hides_no_module_of_python(
     assert str(tmp_path) not in str(sys.modules["colorsys"].__file__)
 
 
-def test_a_module_that_raises_is_reported_by_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_raises_is_reported_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_syntax.py").write_text("def parts(:")
     (tmp_path / "broken_import.py").write_text("\nimport nosuchlib_x")

@@ -63,9 +63,7 @@ def test_what_our_writers_make_is_clean(nasty_tmp_path: Path, ranks: int):
     assert (report.exit_code, report.files, report.events) == (0, 3 * ranks, 11 * ranks)
 
 
-def test_a_path_relative_to_the_working_directory_is_as_good(
-    nasty_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_path_relative_to_the_working_directory_is_as_good(nasty_tmp_path, monkeypatch):
     a_run(nasty_tmp_path / "run", 2)
     monkeypatch.chdir(nasty_tmp_path)
     for path in ("run", ".", "run/rank_00000"):

@@ -133,9 +133,7 @@ def test_a_source_that_cannot_be_read_is_refused_with_the_reason() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_a_value_that_json_has_a_form_for_is_recorded_silently(
-    value: object, recorded: object, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_value_that_json_has_a_form_for_is_recorded_silently(value, recorded, caplog):
     nested = read_config({"a": value}).nested
     assert nested == {"a": recorded}
     assert json.loads(json.dumps(nested, allow_nan=False)) == nested
@@ -151,9 +149,7 @@ def test_a_value_that_json_has_a_form_for_is_recorded_silently(
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_any_other_value_becomes_its_repr_without_addresses_and_is_named_once(
-    value: object, text: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_any_other_value_becomes_its_repr_without_addresses_and_is_named_once(value, text, caplog):
     assert read_config({"a": {"b": value}, "c": value}).flat == {"a.b": text, "c": text}
     [record] = caplog.records
     assert record.getMessage() == (
@@ -197,9 +193,7 @@ def test_what_is_too_much_is_left_out_and_counted(caplog: pytest.LogCaptureFixtu
     assert "11 entries of many, 1 entries left out" in caplog.text
 
 
-def test_of_two_entries_with_one_flat_name_both_are_in_the_nested_form(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_of_two_entries_with_one_flat_name_both_are_in_the_nested_form(caplog: pytest.LogCaptureFixture):
     config = read_config({"a.b": 1, "a": {"b": 2}})
     assert (config.flat, config.nested) == ({"a.b": 1}, {"a.b": 1, "a": {"b": 2}})
     assert "a.b left out" in caplog.text

@@ -84,9 +84,7 @@ def test_a_verdict_costs_its_steps_also_those_before_it_was_certain() -> None:
 
 
 @pytest.mark.parametrize(("waits", "is_known"), [([0, 0, 0, 0], False), ([0, 0, 5, 0], True)])
-def test_a_rank_that_no_other_waited_for_has_cost_little_where_waiting_is_recorded(
-    waits: list[float], is_known: bool
-) -> None:
+def test_a_rank_that_no_other_waited_for_has_cost_little_where_waiting_is_recorded(waits, is_known):
     costs = Costs(alone)
     costs.add(times(1, [5, 5, 5, 5], waits))
     for step in range(100, 110):
@@ -121,9 +119,7 @@ def test_the_others_may_wait_at_the_next_step() -> None:
 
 @pytest.mark.parametrize("micro", [1, 2, 4, 8])
 @pytest.mark.parametrize("every", [1, 4])
-def test_what_is_slow_in_gradient_accumulation_costs_what_the_others_wait_at_its_end(
-    micro: int, every: int
-) -> None:
+def test_what_is_slow_in_gradient_accumulation_costs_what_the_others_wait_at_its_end(micro: int, every: int):
     """Rank 2 takes 20 ms more at each step; the others wait for it at each `micro`-th one alone."""
     generator, costs = np.random.default_rng(1), Costs(alone)
     for step in range(100, 1700):

@@ -142,9 +142,7 @@ def test_ranks_that_train_apart_are_an_error_only_where_they_were_equal_and_no_l
     ],
 )
 @pytest.mark.parametrize("chunk", [1, 600])
-def test_ranks_that_differ_and_never_wait_for_each_other_train_alone(
-    waits: Callable[[int], bool], steps: int, found: list[str], chunk: int
-) -> None:
+def test_ranks_that_differ_and_never_wait_for_each_other_train_alone(waits, steps, found, chunk):
     drift, verdicts = drift_of(), []
     tags = [*bits_tags(()), "zz_perf/wait_ms"]
     for first in range(1, steps + 1, chunk):
@@ -163,9 +161,7 @@ def test_ranks_that_differ_and_never_wait_for_each_other_train_alone(
 @pytest.mark.parametrize(
     ("drifts", "found"), [(None, [("info", 0, 1)]), (2, [("info", 0, 1), ("error", 2, 300)])]
 )
-def test_a_rank_that_never_held_the_weights_of_the_others_is_an_info(
-    drifts: int | None, found: list[tuple[str, int, int]]
-) -> None:
+def test_a_rank_that_never_held_the_weights_of_the_others_is_an_info(drifts, found):
     """Such as one that keeps the parameters and sends them to the others."""
     reported = {
         step: {

@@ -82,9 +82,7 @@ def test_a_verdict_begins_ends_and_survives_json() -> None:
 @pytest.mark.parametrize(
     ("phase", "measure", "cause"), [("checkpoint", "blocked_ms", "checkpoint"), ("rest", "cpu_ms", "unknown")]
 )
-def test_a_rank_that_is_slow_outside_of_its_model_is_named_with_the_cause(
-    phase: str, measure: str, cause: str
-) -> None:
+def test_a_rank_that_is_slow_outside_of_its_model_is_named_with_the_cause(phase, measure, cause):
     judge = Judge(one_axis)
     tags = [f"zz_perf/phase/{phase}/{measure}"]
     found = []
@@ -111,9 +109,7 @@ def test_of_two_ranks_the_quicker_one_is_the_measure() -> None:
 
 
 @pytest.mark.parametrize(("queued", "is_reported"), [(5.0, True), (20.0, False)])
-def test_nothing_is_said_while_ranks_wait_for_processors_much_longer_than_they_work(
-    queued: float, is_reported: bool
-) -> None:
+def test_nothing_is_said_while_ranks_wait_for_processors_much_longer_than_they_work(queued, is_reported):
     judge = Judge(one_axis)
     found = []
     for step in range(1, 201):
@@ -242,9 +238,7 @@ def test_a_rank_that_is_gone_holds_up_no_one(last: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "ended"), [(2, 1), (3, 1), (4, 2)])
 @pytest.mark.parametrize("tail", [4, 15])
-def test_ranks_that_are_blocked_alike_are_alike_after_epochs_of_different_lengths(
-    ranks: int, ended: int, tail: int
-) -> None:
+def test_ranks_that_are_blocked_alike_are_alike_after_epochs_of_different_lengths(ranks, ended, tail):
     """As on a device, where they are blocked while it computes; the last ranks have shorter epochs."""
     judge, changed = Judge(one_axis), []
     for step in range(1, 401):

@@ -323,9 +323,7 @@ def test_alerts_are_not_appended_through_a_link(tmp_path: Path) -> None:
     assert not other.exists()
 
 
-def test_messages_beyond_a_number_are_left_out_and_that_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_beyond_a_number_are_left_out_and_that_is_said_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reporting, "MOST_MESSAGES", 3)
     alerts = Alerts(RunDir(tmp_path / "run").create())
     for number in range(6):

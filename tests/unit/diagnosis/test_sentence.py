@@ -94,9 +94,7 @@ def test_errors_come_first_then_what_ended_the_training_then_what_cost_most() ->
         ("hang", 100, None, ""),
     ],
 )
-def test_a_long_step_has_the_line_at_which_the_rank_was(
-    cause: str, since: int, until: int | None, expected: str
-) -> None:
+def test_a_long_step_has_the_line_at_which_the_rank_was(cause, since, until, expected):
     seen = [(50, "rest", "a"), (200, "outside", "b"), (210, "data", "d"), (300, "rest", "c")]
     verdict = Verdict(
         rank=0, cause=cause, since_step=since, until_step=until, evidence="it took long", reported_step=320

@@ -50,9 +50,7 @@ def named(rank: int, index: int) -> str:
 
 
 @pytest.mark.parametrize(("bad", "chunk"), [(math.nan, 1), (math.inf, 3), (-math.inf, 100)])
-def test_the_first_step_and_its_rank_are_reported_once_however_steps_are_divided(
-    bad: float, chunk: int
-) -> None:
+def test_the_first_step_and_its_rank_are_reported_once_however_steps_are_divided(bad: float, chunk: int):
     [verdict] = by_chunks(numbers("loss", {(3, 2): bad, **everywhere(4, bad), **everywhere(5, bad)}), chunk)
     assert (verdict.rank, verdict.cause, verdict.since_step, verdict.reported_step) == (2, "nan", 3, 3)
     assert verdict.evidence == f"loss is {bad}, finite on 3 other ranks"
@@ -177,9 +175,7 @@ def test_a_parameter_is_named_also_after_and_at_the_step_of_an_infinity() -> Non
         (("test/accuracy", "accuracy"), "accuracy"),
     ],
 )
-def test_of_numbers_on_as_many_ranks_the_one_that_arises_first_in_a_step_is_the_origin(
-    tags: tuple[str, ...], first: str
-) -> None:
+def test_of_numbers_on_as_many_ranks_the_one_that_arises_first_in_a_step_is_the_origin(tags, first):
     make: Callable[[str], list[Row]] = lambda tag: numbers(tag, everywhere(3))  # noqa: E731
     [verdict] = look(FirstNonFinite(), [row for tag in tags for row in make(tag)])
     assert verdict.evidence.startswith(f"{first} is nan on all 4 ranks; also ")

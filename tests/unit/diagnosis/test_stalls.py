@@ -68,9 +68,7 @@ def test_stalls_that_take_little_of_the_time_or_come_all_at_once_or_on_all_ranks
 
 @pytest.mark.parametrize("phase", ["forward", "optimizer", "rest"])
 @pytest.mark.parametrize("steps", [2.0, 8.0])
-def test_few_stalls_of_a_phase_that_computes_are_named_if_no_batch_takes_so_long(
-    phase: str, steps: float
-) -> None:
+def test_few_stalls_of_a_phase_that_computes_are_named_if_no_batch_takes_so_long(phase: str, steps: float):
     times = step_times(7, 1400, 4, spikes=0)
     step_ms = float(np.median(times.sum(axis=2)))
     times[300:1000:45, 2, PHASES.index(phase)] += steps * step_ms
@@ -115,9 +113,7 @@ def test_stalls_of_a_rank_that_was_found_slow_still_count_for_its_peer(slow_from
 
 @pytest.mark.parametrize("is_busy", [False, True])
 @pytest.mark.parametrize(("queued", "is_found"), [(0.0, True), (20.0, True), (60.0, False)])
-def test_a_long_stall_counts_on_a_busy_host_if_its_own_phase_was_hardly_queued(
-    queued: float, is_found: bool, is_busy: bool
-) -> None:
+def test_a_long_stall_counts_on_a_busy_host_if_its_own_phase_was_hardly_queued(queued, is_found, is_busy):
     usual = step_times(7, 700, 2, spikes=0)
     times = usual.copy()
     times[300::37, 1, REST] += 120.0
@@ -133,9 +129,7 @@ def test_a_long_stall_counts_on_a_busy_host_if_its_own_phase_was_hardly_queued(
 @pytest.mark.parametrize(
     ("each", "steps", "is_found"), [(100, 60, True), (400, 60, True), (400, 15, False), (1200, 60, False)]
 )
-def test_two_very_long_stalls_are_named_if_they_took_a_twentieth_of_the_time(
-    each: int, steps: float, is_found: bool
-) -> None:
+def test_two_very_long_stalls_are_named_if_they_took_a_twentieth_of_the_time(each, steps, is_found):
     times = step_times(7, 2500, 2, spikes=0)
     assert steps != 60 or steps > GREAT
     times[each::each, 0, REST] += steps * float(np.median(times.sum(axis=2)))
@@ -152,9 +146,7 @@ def test_two_very_long_stalls_are_named_if_they_took_a_twentieth_of_the_time(
         (2, 200, 8, True),
     ],
 )
-def test_very_long_stalls_are_counted_in_all_steps_and_last_long_enough(
-    step_ms: float, steps: float, every: int, is_found: bool
-) -> None:
+def test_very_long_stalls_are_counted_in_all_steps_and_last_long_enough(step_ms, steps, every, is_found):
     times = step_times(7, 90, 2, spikes=0)
     times *= step_ms / float(np.median(times.sum(axis=2)))
     times[30::30, 0, REST] += steps * step_ms

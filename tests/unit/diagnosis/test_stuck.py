@@ -326,9 +326,7 @@ def crashed(rank: int, line: str = METRICS) -> RankReport:
 
 
 @pytest.mark.parametrize(("odd", "line"), [(0, METRICS), (1, METRICS), (2, "")])
-def test_a_rank_that_skips_a_collective_is_named_and_not_the_one_that_crashes_of_it(
-    odd: int, line: str
-) -> None:
+def test_a_rank_that_skips_a_collective_is_named_and_not_the_one_that_crashes_of_it(odd: int, line: str):
     reported = {
         odd: skips(odd),
         (odd + 1) % 3: cut_off((odd + 1) % 3),
@@ -511,9 +509,7 @@ def test_a_crashed_rank_at_the_line_of_all_others_expected_the_least(sizes: tupl
         ("t.py:7 in step: lock.acquire()", ("/lib/threading.py:4 in acquire",), False, 4.0, "waiting"),
     ],
 )  # fmt: skip
-def test_a_rank_that_does_what_may_end_is_waited_for_before_it_hangs(
-    line: str, stack: tuple[str, ...], is_moving: bool, late_s: float, cause: str
-) -> None:
+def test_a_rank_that_does_what_may_end_is_waited_for_before_it_hangs(line, stack, is_moving, late_s, cause):
     rank = replace(sleeps(2, late_s=late_s), line=line, stack=stack, is_moving=is_moving)
     [verdict] = hung([waits(0, late_s=late_s), waits(1, late_s=late_s), rank, waits(3, late_s=late_s)])
     assert (verdict.rank, verdict.cause) == (2, cause)
@@ -525,9 +521,7 @@ def test_a_rank_that_does_what_may_end_is_waited_for_before_it_hangs(
     ("late_s", "cause"), [(20.0, None), (61.0, None), (63.0, "waiting"), (599.0, "waiting"), (605.0, "hang")]
 )
 @pytest.mark.parametrize("is_there", [True, False])
-def test_of_the_first_step_it_is_said_after_a_minute_who_has_not_begun(
-    late_s: float, cause: str | None, is_there: bool
-) -> None:
+def test_of_the_first_step_it_is_said_after_a_minute_who_has_not_begun(late_s, cause, is_there):
     first = [replace(waits(rank, PENDING, late_s=late_s), step=1, limit_s=600.0) for rank in (0, 2, 3)]
     loads = replace(sleeps(1, late_s=late_s), step=1, phase="data", limit_s=600.0, groups=(group(),))
     found = hung([first[0], *([loads] if is_there else []), *first[1:]])

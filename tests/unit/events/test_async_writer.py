@@ -345,9 +345,7 @@ def test_a_disk_that_stays_full_is_tried_ever_more_rarely_but_at_once_for_a_flus
     assert sink.steps == [1]
 
 
-def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(
-    ticking: Ticking, caplog: pytest.LogCaptureFixture
-):
+def test_a_stalled_writer_holds_the_training_up_once_not_at_every_step(ticking, caplog):
     waits: list[float] = []
     sink = Sink()
     sink.gate.clear()
@@ -449,9 +447,7 @@ def test_ctrl_c_in_a_wait_for_room_drops_its_step_and_is_raised():
     adds_up(writer, scalar=2)
 
 
-def test_a_loop_that_waits_for_most_of_its_time_is_reported_so_once(
-    ticking: Ticking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_loop_that_waits_for_most_of_its_time_is_reported_so_once(ticking, monkeypatch, caplog):
     class Obliging(Sink):
         def progress(self) -> int:  # the first look of a wait
             self.permits.release()
@@ -500,9 +496,7 @@ def test_a_writer_that_cannot_start_hangs_no_one_and_counts_what_it_loses():
     assert sink.closed == 1
 
 
-def test_what_a_stuck_thread_holds_is_counted_once_when_close_gives_up(
-    ticking: Ticking, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_a_stuck_thread_holds_is_counted_once_when_close_gives_up(ticking, monkeypatch):
     monkeypatch.setattr(async_writer, "CUT_S", 0.001)
 
     sink = Sink()
@@ -787,9 +781,7 @@ def test_a_forked_child_is_refused_at_every_call():
 @pytest.mark.parametrize(
     "error", [SystemError("recursion depth mismatch"), MemoryError(), RuntimeError("once")]
 )
-def test_what_a_writer_raises_once_loses_nothing(
-    error: Exception, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_writer_raises_once_loses_nothing(error, method, monkeypatch):
     sink = Sink()
     errors, call = [error], getattr(sink, method)
 

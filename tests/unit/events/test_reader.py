@@ -112,9 +112,7 @@ def test_skip_loses_only_the_damaged_event_and_says_so(nasty_tmp_path: Path):
     assert skipped == [Damage(path, offset, "the payload has a wrong CRC")]
 
 
-def test_skip_finds_the_next_event_behind_a_damaged_length(
-    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_skip_finds_the_next_event_behind_a_damaged_length(nasty_tmp_path, caplog):
     frames = scalar_frames("mindspore", range(1, 4))
     path = write(nasty_tmp_path, MINDSPORE.format(17), frames)
     offset = len(frames[0]) + len(frames[1])
@@ -137,9 +135,7 @@ def test_skip_finds_the_next_event_behind_a_damaged_length(
     ],
     ids=["zeros", "ones", "2^40", "2^64-17", "torn in the middle"],
 )
-def test_skip_reads_everything_behind_damage_that_hides_it_from_the_viewers(
-    nasty_tmp_path: Path, inserted: bytes
-):
+def test_skip_reads_everything_behind_damage_that_hides_it_from_the_viewers(nasty_tmp_path, inserted):
     frames = scalar_frames("mindspore", range(1, 101))
     before = b"".join(frames[:51])
     path = write(nasty_tmp_path, MINDSPORE.format(17), [before, inserted, *frames[51:]])
@@ -155,9 +151,7 @@ def test_reading_continues_at_the_end_of_an_earlier_event(nasty_tmp_path: Path):
     assert [event.seq for event in read_file(path, start=third.end)] == [4, 5]
 
 
-def test_countless_damage_is_listed_up_to_a_limit_and_counted(
-    nasty_tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_countless_damage_is_listed_up_to_a_limit_and_counted(nasty_tmp_path, caplog):
     bad = bytearray(frame(b"bad"))
     bad[-1] ^= 1
     path = write(nasty_tmp_path, MINDSPORE.format(17), [bytes(bad)] * (MAX_DAMAGE + 50))

@@ -171,9 +171,7 @@ def session(start: int | None, steps: range, stamp: int, directory: Path) -> Non
         ([(None, range(3)), (None, range(3, 5))], [1] * 3 + [2] * 2),  # no session starts
     ],
 )
-def test_a_session_that_starts_replaces_the_steps_from_there_on(
-    tmp_path: Path, sessions: list[tuple[int | None, range]], expected: list[int]
-):
+def test_a_session_that_starts_replaces_the_steps_from_there_on(tmp_path, sessions, expected):
     for stamp, (start, written) in enumerate(sessions, 1):
         session(start, written, stamp, tmp_path)
     recorded = Recorded(tmp_path, uses_index=False)

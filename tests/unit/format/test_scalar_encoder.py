@@ -55,9 +55,7 @@ def check(encoder: ScalarEncoder, first_seq: int, scalars: Scalars, dialects=DIA
 
 @settings(max_examples=30)
 @given(COUNTS, COUNTS, st.floats(1e-300, 1e300), TAGS, st.integers(1, 12), st.data())
-def test_scalars_have_the_bytes_of_the_general_way(
-    seq: int, step: int, wall_time: float, tags: tuple[str, ...], count: int, data: st.DataObject
-):
+def test_scalars_have_the_bytes_of_the_general_way(seq, step, wall_time, tags, count, data):
     numbers = st.lists(NUMBERS, min_size=len(tags), max_size=len(tags))
     scalars = rows(tags, [(wall_time + n, step + n, data.draw(numbers)) for n in range(count)])
     encoded = check(ScalarEncoder(RUN, 3, DIALECTS), seq, scalars)

@@ -138,9 +138,7 @@ def test_without_a_single_result_all_is_missing() -> None:
         ({"decomposition": "Random", "mode": "standard"}, (0.0, 0.0, 1001.0)),
     ],
 )
-def test_the_convergence_point_is_the_centre_but_where_mindspore_has_it_elsewhere(
-    known: dict[str, str], expected: tuple[float, float, float]
-) -> None:
+def test_the_convergence_point_is_the_centre_but_where_mindspore_has_it_elsewhere(known, expected):
     assert grid_of(everything(prepared()), **known).convergence_point == pytest.approx(expected)
 
 

@@ -93,9 +93,7 @@ def test_arrays_count_wherever_they_lie() -> None:
     assert [batch_bytes(kind(7, ROWS)) for kind in (Sample, lambda _, x: Held(x))] == [ROWS.nbytes] * 2
 
 
-def test_several_batches_without_rows_are_reported_by_the_name_of_their_data_set(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_several_batches_without_rows_are_reported_by_the_name_of_their_data_set(caplog):
     warn_unweighted({"a": [(1.0, 2.0)], "b": [["x", "y"]] * 2, "c": [ROWS] * 2})
     assert not caplog.text
     warn_unweighted({"a": [(ROWS,)], "b": [(1.0, 2.0)] * 2})

@@ -1,5 +1,4 @@
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -204,9 +203,7 @@ def test_what_was_finished_before_a_loss_raised_is_kept_and_not_evaluated_again(
 
 
 @pytest.mark.usefixtures("no_matplotlib")
-def test_a_landscape_that_continues_elsewhere_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_landscape_that_continues_elsewhere_says_so(tmp_path, monkeypatch, caplog):
     arguments = {"around": None, "run_dir": tmp_path}
     here = draw(around=None).hardware
     with pytest.raises(LandscapeError, match="are kept"):
@@ -241,9 +238,7 @@ def test_the_progress_is_reported_up_to_the_last_point() -> None:
     assert all(progress.by_worker["here"] > 0 for progress in reported)
 
 
-def test_numbers_that_were_never_saved_are_left_out_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_numbers_that_were_never_saved_are_left_out_and_named(tmp_path, caplog):
     run = RunDir(tmp_path / "run").create()
     save_path(run, walk(4), [[1, 2, 3], [3, 4, 5, 6], [1, 3, 4, 9]])
     with caplog.at_level(logging.WARNING):
@@ -289,9 +284,7 @@ def widen(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "match"), [(rename, r"checkpoint \d.*d1\.bias"), (widen, r"\(9, 9\), the model .*\(5, 4\)")]
 )
-def test_checkpoints_of_another_model_are_refused(
-    change: Callable[[dict[str, Any]], dict[str, Any]], match: str, tmp_path: Path
-) -> None:
+def test_checkpoints_of_another_model_are_refused(change, match, tmp_path):
     run = RunDir(tmp_path / "run").create()
     save_path(run, [change(state) for state in walk(3)], [[1, 2, 3]])
     with pytest.raises(InvalidValueError, match=match):

@@ -192,9 +192,7 @@ def _npy(array: Any) -> bytes:
     ],
     ids=lambda found: found if isinstance(found, str) else "",
 )
-def test_an_archive_that_is_no_grid_is_refused_before_it_is_inflated(
-    tmp_path: Path, name: str, member: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_that_is_no_grid_is_refused_before_it_is_inflated(tmp_path, name, member, monkeypatch):
     monkeypatch.setattr(npz, "MOST_INFLATED", 1 << 20)
     path = RunDir(tmp_path).landscape_dir / "grid.npz"
     path.parent.mkdir()
@@ -225,9 +223,7 @@ def test_an_archive_that_is_no_grid_is_refused_before_it_is_inflated(
         ("lengths", {"": 0.5}, "lengths of "),
     ],
 )
-def test_a_grid_whose_meta_holds_what_it_cannot_is_damage(
-    name: str, value: object, damage: str | None
-) -> None:
+def test_a_grid_whose_meta_holds_what_it_cannot_is_damage(name: str, value: object, damage: str | None):
     saved = make_grid().to_npz()
     with np.load(io.BytesIO(saved)) as archive:
         arrays = {name: archive[name] for name in archive.files}
@@ -274,9 +270,7 @@ def test_what_cannot_be_saved_or_drawn_is_refused_before_anything_is_written(tmp
         ("fifo{}", "it is no regular file; choose another name"),
     ],
 )
-def test_a_place_that_cannot_be_written_to_is_named_as_it_was_asked_for(
-    nasty_tmp_path: Path, name: str, says: str
-) -> None:
+def test_a_place_that_cannot_be_written_to_is_named_as_it_was_asked_for(nasty_tmp_path, name, says):
     (nasty_tmp_path / "file.txt").touch()
     for suffix, write in ((".npz", make_grid().save), (".png", make_grid().plot)):
         (nasty_tmp_path / f"taken{suffix}").mkdir()
@@ -311,9 +305,7 @@ def test_a_grid_that_is_not_square_has_no_place_in_landscapers_names(tmp_path: P
         assert not {"loss", "coordinates"} & set(saved.files)
 
 
-def test_a_dataset_has_the_arrays_by_name_and_writes_other_formats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_has_the_arrays_by_name_and_writes_other_formats(tmp_path, monkeypatch):
     monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")  # as sklearn sets it, which a reader of xarray imports
     grid = make_grid(quantities={"train/accuracy": np.arange(12.0).reshape(3, 4)})
     data = grid.to_xarray()

@@ -100,7 +100,5 @@ def test_points_without_a_line_or_plane_are_refused() -> None:
         ([1, 2, np.inf], np.inf),
     ],
 )
-def test_a_barrier_is_what_rises_above_the_straight_line_between_the_ends(
-    losses: list[float], expected: float
-) -> None:
+def test_a_barrier_is_what_rises_above_the_straight_line_between_the_ends(losses, expected):
     assert barrier(np.array(losses, np.float64)) == expected

@@ -243,9 +243,7 @@ def test_what_another_made_in_the_place_of_a_removed_journal_stays(path: Path):
     assert path.exists()
 
 
-def test_a_journal_that_is_removed_while_another_opens_it_is_made_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_journal_that_is_removed_while_another_opens_it_is_made_again(path, monkeypatch):
     held = [Journal(path, PLAN)]
     flock = fcntl.flock
 

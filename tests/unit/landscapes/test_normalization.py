@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,9 +74,7 @@ def filter_norms(array: Any, axis: int, groups: int = 1) -> Any:
     ("shape", "filter_axis"),
     [((6, 4, 3, 3), (1, 2)), ((6, 4, 3), 1), ((5, 7), -1), ((5, 7), 0), ((1, 2, 3), 2)],
 )
-def test_filters_lie_along_the_axis_that_is_named_within_groups(
-    shape: tuple[int, ...], filter_axis: Any
-) -> None:
+def test_filters_lie_along_the_axis_that_is_named_within_groups(shape: tuple[int, ...], filter_axis: Any):
     axis, groups = filter_axis if isinstance(filter_axis, tuple) else (filter_axis, 1)
     rng = np.random.default_rng(0)
     weights, drawn = rng.normal(size=shape).astype(np.float32), random_direction(0, 0, "w", shape)
@@ -118,9 +115,7 @@ def test_weights_or_directions_that_are_not_finite_are_refused_by_name(how: str,
     ("name", "is_moved"),
     [("fc.weight", True), ("fc.bias", True), ("moment1.fc.weight", False), ("fc.g", False)],
 )
-def test_mindspore_moves_weights_and_biases_and_no_moments_of_the_optimizer(
-    name: str, is_moved: bool
-) -> None:
+def test_mindspore_moves_weights_and_biases_and_no_moments_of_the_optimizer(name: str, is_moved: bool):
     weights = np.ones((2, 3), np.float32)
     assert normalize_one(name, weights, weights, "mindspore").any() == is_moved
 
@@ -173,8 +168,6 @@ def test_a_filter_axis_may_be_any_that_there_is_and_of_a_vector_it_says_nothing(
         (lambda name, shape: 9, InvalidValueError, r"got 9"),
     ],
 )
-def test_a_filter_axis_that_a_parameter_does_not_have_is_refused(
-    hook: dict[str, Any] | Callable[..., int], error: type[Exception], match: str
-) -> None:
+def test_a_filter_axis_that_a_parameter_does_not_have_is_refused(hook, error, match):
     with pytest.raises(error, match=match):
         resolve_filter_axes(hook, SHAPES, {})

@@ -57,9 +57,7 @@ def without_outputs(model: Any, batch: Any) -> Any:
         (BatchLoss(lambda model, batch: model.none), {}, []),
     ],
 )
-def test_what_looks_like_another_kind_of_loss_function_gets_a_hint(
-    loss: Any, more: Any, expected: list[str]
-) -> None:
+def test_what_looks_like_another_kind_of_loss_function_gets_a_hint(loss: Any, more: Any, expected: list[str]):
     with pytest.raises((TypeError, AttributeError, ZeroDivisionError)) as failed:
         opened(loss, **more).row_values(0.0, np.zeros(1))
     assert [note for note in failed.value.__notes__ if note.startswith("hint: ")] == expected

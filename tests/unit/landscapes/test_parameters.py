@@ -100,9 +100,7 @@ WRAPPERS = ("module.", "_orig_mod.", "module._orig_mod.", "module.module.")
 
 @pytest.mark.parametrize("is_mapped", [False, True])
 @pytest.mark.parametrize("prefix", WRAPPERS)
-def test_names_may_have_the_prefix_of_a_wrapper_or_miss_it(
-    prefix: str, is_mapped: bool, tmp_path: Path
-) -> None:
+def test_names_may_have_the_prefix_of_a_wrapper_or_miss_it(prefix: str, is_mapped: bool, tmp_path: Path):
     state: Any = {prefix + name: array for name, array in Tied().parameters.items()}
     if is_mapped:
         write_ckpt(tmp_path / "a.ckpt", state)

@@ -182,9 +182,7 @@ def test_the_plane_does_not_depend_on_how_parameters_are_cut_into_tensors() -> N
 
 
 @pytest.mark.parametrize(("centering", "shares"), [("last", (0.81, 0.09)), ("mean", (0.61, 0.15))])
-def test_a_random_walk_has_the_shares_that_the_documents_warn_of(
-    centering: str, shares: tuple[float, float]
-) -> None:
+def test_a_random_walk_has_the_shares_that_the_documents_warn_of(centering: str, shares: tuple[float, float]):
     steps = np.random.default_rng(0).normal(size=(200, 10_000))
     walk = [{"w": at} for at in np.cumsum(steps, axis=0)]
     found = pca_plane(walk, ["w"], centering=centering).explained_variance

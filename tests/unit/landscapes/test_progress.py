@@ -179,9 +179,7 @@ def test_a_terminal_that_does_not_report_its_width_has_the_whole_line(error: typ
     assert stream.screen == [first(at(512))]
 
 
-def test_without_a_terminal_the_log_has_a_line_now_and_then_and_one_at_the_end(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_terminal_the_log_has_a_line_now_and_then_and_one_at_the_end(caplog):
     stream, clock = io.StringIO(), Clock()
     caplog.set_level(logging.INFO, "distsummary.landscapes.run.progress")
     with redirect_stderr(stream):

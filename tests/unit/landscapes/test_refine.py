@@ -39,9 +39,7 @@ def test_a_level_has_every_so_manieth_point_and_the_last() -> None:
         *(((256, 256), 3), ((1, 40), 3), ((1, 1), 0)),
     ],
 )
-def test_the_coarsest_level_has_enough_points_to_see_what_is_there(
-    shape: tuple[int, int], level: int
-) -> None:
+def test_the_coarsest_level_has_enough_points_to_see_what_is_there(shape: tuple[int, int], level: int):
     assert coarsest(shape) == level
 
 
@@ -90,9 +88,7 @@ def asked_for(odd_one: float, tolerance: float, at: int = 6, usual: float = 1.0)
     ("odd_one", "tolerance"),
     [(2.0, 0.25), (-2.0, 0.75), (0.05, 4.75)],  # half the surplus, of the loss or of a tenth of the median
 )
-def test_a_tolerance_is_a_share_of_the_loss_or_of_a_tenth_of_the_median(
-    odd_one: float, tolerance: float
-) -> None:
+def test_a_tolerance_is_a_share_of_the_loss_or_of_a_tenth_of_the_median(odd_one: float, tolerance: float):
     for unit in (1.0, 10.0):
         assert asked_for(unit * odd_one, tolerance * 1.01, usual=unit) == []
         assert asked_for(unit * odd_one, tolerance * 0.99, usual=unit) == [5, 7]

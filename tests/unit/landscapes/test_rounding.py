@@ -27,9 +27,7 @@ ALONG = {"a": np.array([1e-7, 1e-3, 0.0, 1e-8]), "b": np.array([1e-8])}
     ("step", "precision", "share"),
     [(1.0, "", 2 / 4), (2.0, "tf32", 1 / 4), (1.0, "float64", 0.0), (1.0, "bf16", 3 / 4)],
 )
-def test_the_floor_is_the_share_of_moved_parameters_whose_step_is_lost(
-    step: float, precision: str, share: float
-) -> None:
+def test_the_floor_is_the_share_of_moved_parameters_whose_step_is_lost(step, precision, share):
     recipe = Directions(x=ALONG, y={name: np.zeros_like(array) for name, array in ALONG.items()})
     found = measure(CENTRE, recipe, ["a", "b"], (step, step), precision).rounding
     assert found == {"x": share, "y": 0.0}  # 1e-7 and 1e-8 next to 1: an ulp is 1.2e-7

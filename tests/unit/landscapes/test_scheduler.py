@@ -306,9 +306,7 @@ def test_of_a_chunk_that_kills_only_the_points_that_kill_are_given_up() -> None:
         (0, 9, 0.5, 1),
     ],
 )
-def test_a_call_is_filled_by_time_and_shrinks_towards_the_end(
-    waiting: int, workers: int, point_s: float, expected: int
-) -> None:
+def test_a_call_is_filled_by_time_and_shrinks_towards_the_end(waiting, workers, point_s, expected):
     assert call_size(waiting, workers, point_s) == expected
     assert call_size(waiting, workers, point_s, least=32) == max(32, expected)
 

@@ -22,9 +22,7 @@ from distsummary.landscapes.run.worker_plan import check_spread, plan_workers, s
         ({"CPU": 2.0, "GPU": 5.0}, 100, None, 2, [{"num_gpus": 2, "num_cpus": 0}] * 2),
     ],
 )
-def test_workers_start_with_what_is_free(
-    free: dict[str, float], chunks: int, asked: int | None, gpus_each: float, expected: list[dict[str, float]]
-) -> None:
+def test_workers_start_with_what_is_free(free, chunks, asked, gpus_each, expected):
     assert plan_workers(free, chunks, asked, gpus_each=gpus_each) == expected
 
 
@@ -36,9 +34,7 @@ def test_workers_start_with_what_is_free(
         ([1, 2], 2, r"must be on the first ones \(0, 1, ...\) to use workers, got \[1, 2\]"),
     ],
 )
-def test_a_model_over_several_gpus_needs_as_many_in_each_worker(
-    own: list[int], given: float, message: str
-) -> None:
+def test_a_model_over_several_gpus_needs_as_many_in_each_worker(own: list[int], given: float, message: str):
     check_spread(list(range(len(own))), len(own))
     check_spread([], 0)
     with pytest.raises(InvalidValueError, match=message):
@@ -54,8 +50,6 @@ def test_a_model_over_several_gpus_needs_as_many_in_each_worker(
         (3, {"CPU": 8.0, "GPU": 2.0}, {"num_gpus": 1}, "has 2 GPUs for 1 each: 1 of them wait for a GPU"),
     ],
 )
-def test_more_workers_than_the_cluster_has_are_remarked(
-    count: int, whole: dict[str, float], each: dict[str, float], remark: str
-) -> None:
+def test_more_workers_than_the_cluster_has_are_remarked(count, whole, each, remark):
     found = surplus(count, whole, each)
     assert remark in found if remark else not found

@@ -206,9 +206,7 @@ def test_the_way_to_a_home_is_measured(tmp_path: Path) -> None:
     assert exchange("127.0.0.1", shown.port)["blocked"]
 
 
-def test_only_spools_that_no_training_writes_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_spools_that_no_training_writes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(SPOOL, str(tmp_path))
     monkeypatch.setattr(left_behind, "QUIET_S", 0.0)
     for name in ("left-1", "locked-2"):

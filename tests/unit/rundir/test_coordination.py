@@ -156,9 +156,7 @@ def test_ranks_that_finished_are_joined_for_a_minute_only() -> None:
         (("finished",), False),
     ],
 )
-def test_another_world_size_is_another_job_unless_that_one_is_known_to_live(
-    states: tuple[str, ...], disagree: bool
-) -> None:
+def test_another_world_size_is_another_job_unless_that_one_is_known_to_live(states, disagree):
     assert joins([entry(*states, world_size=2)], 3) == (0 if disagree else None)
     assert joins([entry(*states, world_size=2, incarnation="")], 3, incarnation="") is None
 
@@ -236,9 +234,7 @@ def test_the_first_failure_of_several_ranks_decides_the_state(run: RunDir) -> No
 
 
 @pytest.mark.parametrize("state", ["failed", "interrupted"])
-def test_a_training_that_was_stopped_gets_a_next_attempt_in_its_own_directory(
-    run: RunDir, state: str
-) -> None:
+def test_a_training_that_was_stopped_gets_a_next_attempt_in_its_own_directory(run: RunDir, state: str):
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0, world_size=1))
     coordinator.finish(rank(0, world_size=1), 0, {state: 1})
@@ -278,9 +274,7 @@ def test_a_rank_whose_events_are_missing_is_incomplete_but_trained(run: RunDir) 
 
 
 @pytest.mark.parametrize(("end", "moved"), [({}, (AUTO, NEW)), ({"failed": 1}, (NEW,)), (None, (NEW,))])
-def test_on_existing_decides_where_another_training_records(
-    run: RunDir, end: dict[str, Any] | None, moved: tuple[str, ...]
-) -> None:
+def test_on_existing_decides_where_another_training_records(run, end, moved):
     coordinator, dead = LocalCoordinator(run), {"pid": 2**22 - 1, "pid_start": "1"}
     coordinator.register(unique(0, 1, **({} if end is not None else dead)))
     if end is not None:
@@ -340,9 +334,7 @@ def test_the_run_is_finished_when_its_last_rank_is(run: RunDir) -> None:
     assert reported(run)["0"]["health"] == {"events": 7}
 
 
-def test_a_role_is_open_until_its_newest_attempt_was_merged_with_the_final_states_of_its_ranks(
-    run: RunDir,
-) -> None:
+def test_a_role_is_open_until_its_newest_attempt_was_merged_with_the_final_states_of_its_ranks(run: RunDir):
     def is_any_open() -> bool:
         return bool(open_attempts(run, run.read_manifest()))
 
@@ -483,9 +475,7 @@ def test_a_rank_that_joins_looks_at_few_others(run: RunDir, looked_at: list[Path
 
 
 @pytest.mark.parametrize("order", [range(RANKS), range(RANKS - 1, -1, -1)])
-def test_ranks_that_leave_one_after_the_other_look_at_few_others(
-    run: RunDir, looked_at: list[Path], order: range
-) -> None:
+def test_ranks_that_leave_one_after_the_other_look_at_few_others(run, looked_at, order):
     coordinator = LocalCoordinator(run)
     for number in range(RANKS):
         coordinator.register(unique(number, RANKS))
@@ -497,9 +487,7 @@ def test_ranks_that_leave_one_after_the_other_look_at_few_others(
     assert len(looked_at) < 24 * RANKS  # all would be RANKS * RANKS
 
 
-def test_of_ranks_that_leave_at_once_the_last_to_be_shown_sets_the_state(
-    run: RunDir, looked_at: list[Path]
-) -> None:
+def test_of_ranks_that_leave_at_once_the_last_to_be_shown_sets_the_state(run: RunDir, looked_at: list[Path]):
     coordinator = LocalCoordinator(run)
     for number in range(RANKS):
         coordinator.register(unique(number, RANKS))
@@ -604,9 +592,7 @@ def test_of_two_jobs_that_begin_at_once_on_two_machines_the_second_is_refused(ru
     assert Registrar(run).register(late).attempt == 1
 
 
-def test_a_full_disk_keeps_no_rank_from_reporting_its_heartbeat_and_its_end(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_no_rank_from_reporting_its_heartbeat_and_its_end(run, monkeypatch):
     coordinator = LocalCoordinator(run)
     coordinator.register(rank(0))
 

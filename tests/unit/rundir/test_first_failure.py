@@ -68,14 +68,7 @@ def attempt(
         ({0: "", 1: "", 2: ""}, {2: "killed", 3: "killed"}, -1, (3, "killed"), "lost"),  # its own word holds
     ],
 )  # fmt: skip
-def test_the_failure_of_an_attempt_is_the_cause(
-    tmp_path: Path,
-    reported: dict[int, str],
-    deaths: dict[int, str],
-    gone: int,
-    expected: tuple[int, str] | None,
-    state: str,
-) -> None:
+def test_the_failure_of_an_attempt_is_the_cause(tmp_path, reported, deaths, gone, expected, state):
     found = attempt(tmp_path, reported=reported, deaths=deaths, gone=gone)
     assert (found.failure and found.failure[:2], found.state) == (expected, state)
 

@@ -58,9 +58,7 @@ def test_rank_dirs_lists_the_directories_of_one_role_in_the_order_of_ranks(run: 
     assert RunDir(run.base / "absent").rank_dirs() == {}
 
 
-def test_a_relative_path_stays_where_it_was_when_the_working_directory_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_stays_where_it_was_when_the_working_directory_changes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = RunDir("run")
     monkeypatch.chdir("/")

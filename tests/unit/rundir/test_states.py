@@ -154,9 +154,7 @@ def test_the_clocks_of_the_ranks_do_not_count(run: RunDir, monkeypatch: pytest.M
     assert newest(run).started > 1e9
 
 
-def test_a_rank_whose_process_is_gone_from_this_machine_is_lost_at_once(
-    run: RunDir, gone: dict[str, Any]
-) -> None:
+def test_a_rank_whose_process_is_gone_from_this_machine_is_lost_at_once(run: RunDir, gone: dict[str, Any]):
     join(run, 0)
     coordinator = join(run, 1, **gone)
     assert states(run) == ["running", "running", "lost"]
@@ -281,9 +279,7 @@ def test_a_run_without_attempts_is_unknown(run: RunDir) -> None:
     assert list(run.base.iterdir()) == []
 
 
-def test_an_attempt_whose_first_rank_has_not_reported_of_itself_yet_is_beginning(
-    run: RunDir, gone: dict[str, Any]
-) -> None:
+def test_an_attempt_whose_first_rank_has_not_reported_of_itself_yet_is_beginning(run, gone):
     join(run, 0)
     (run.writer_dir("train", 0, WORLD) / RANK_MANIFEST).unlink()
     assert (newest(run).state, newest(run).ranks) == ("running", ())
@@ -310,9 +306,7 @@ def test_a_run_of_another_version_is_named_with_the_remedy(run: RunDir) -> None:
         read_run(run)
 
 
-def test_a_directory_that_cannot_be_written_is_read_by_this_machines_clock(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_written_is_read_by_this_machines_clock(run, monkeypatch):
     join(run, 0)
 
     def refuse(directory: Path) -> Path:
@@ -334,9 +328,7 @@ def test_a_world_of_another_size_has_files_of_its_own(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("gone", [{"driver": {"pid_start": "1"}}, {"parent": -1}])
-def test_a_rank_that_no_launch_awaits_any_more_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: dict[str, Any]
-) -> None:
+def test_a_rank_that_no_launch_awaits_any_more_has_failed(tmp_path, monkeypatch, gone):
     launch: dict[str, Any] = {}
     monkeypatch.setattr(topology, "_launch", launch)
     topology.note_driver(own_process() | gone.pop("driver", {}))

@@ -127,9 +127,7 @@ SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_
         ({}, {"ray.train": SimpleNamespace(get_context=outside_of_a_train_function)}, ALONE),
     ],
 )
-def test_each_source_is_understood_in_its_order(
-    environ: dict[str, str], modules: dict[str, Any], expected: tuple[object, ...]
-) -> None:
+def test_each_source_is_understood_in_its_order(environ, modules, expected):
     assert place(find(environ, modules)) == expected
 
 
@@ -221,9 +219,7 @@ MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
         (TORCHRUN | SLURM | {"SLURM_STEP_ID": "3", LAUNCH_ID: "abc"}, "abc+0", True),
     ],
 )
-def test_a_start_has_the_name_that_its_launcher_gave_to_all_its_ranks(
-    environ: dict[str, str], incarnation: str, is_unique: bool
-) -> None:
+def test_a_start_has_the_name_that_its_launcher_gave_to_all_its_ranks(environ, incarnation, is_unique):
     found = find(environ)
     assert (found.incarnation, found.is_incarnation_unique) == (incarnation, is_unique)
 
@@ -309,9 +305,7 @@ ELASTIC = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
         ),
     ],
 )
-def test_a_launch_has_a_name_that_all_its_ranks_find(
-    environ: dict[str, str], expected: tuple[str, bool]
-) -> None:
+def test_a_launch_has_a_name_that_all_its_ranks_find(environ: dict[str, str], expected: tuple[str, bool]):
     assert launch_token(detect(environ=environ, modules={}), environ, {}) == expected
 
 

@@ -71,9 +71,7 @@ def test_what_ended_a_training_comes_before_what_followed_from_it() -> None:
     [(None, 4.0, "mean"), ("sum", 12.0, "sum"), ("min", 1.0, "min"), ("max", 9.0, "max"),
      ("mean:tokens", 6.25, "tokens-weighted mean")],
 )  # fmt: skip
-def test_every_reader_shows_the_merged_run_as_the_value_of_the_run(
-    tmp_path: Path, across: str | None, value: float, words: str
-) -> None:
+def test_every_reader_shows_the_merged_run_as_the_value_of_the_run(tmp_path, across, value, words):
     """Three ranks whose median is 2."""
     define = {"loss": {"across": across, "unit": "nats"}} if across else {"loss": {"unit": "nats"}}
     for rank, (loss, tokens) in enumerate([(1.0, 1.0), (2.0, 2.0), (9.0, 5.0)]):

@@ -197,9 +197,7 @@ def test_what_was_written_while_it_sent_is_sent_before_it_ends(trip: Trip) -> No
 
 
 @pytest.mark.parametrize("has_called", [True, False])
-def test_it_stays_while_a_rank_writes_though_its_call_failed_or_has_not_come(
-    trip: Trip, has_called: bool
-) -> None:
+def test_it_stays_while_a_rank_writes_though_its_call_failed_or_has_not_come(trip: Trip, has_called: bool):
     def fails(directory: str, attempt: int) -> Entered:
         raise TimeoutError("the home is slow")
 
@@ -412,9 +410,7 @@ def test_a_link_out_of_the_run_dir_is_not_followed(trip: Trip, tmp_path: Path) -
     assert not [*(tmp_path / "other").iterdir()]
 
 
-def test_large_files_go_in_parts_behind_events_and_the_end_of_a_rank_behind_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_files_go_in_parts_behind_events_and_the_end_of_a_rank_behind_both(tmp_path, monkeypatch):
     monkeypatch.setattr(spool, "PART_BYTES", 10)
     found = Spool(tmp_path)
     found.hold("rank_00001", {}, ())
@@ -463,9 +459,7 @@ MOUNTS = "disk / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\ntmp /shared/fast tm
 
 
 @pytest.mark.parametrize(("wanted", "found"), [(None, "a"), ("b", "b"), ("10.0.0.2", "b"), ("h2", "b")])
-def test_the_home_is_the_head_or_the_node_that_the_user_names(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str | None, found: str
-) -> None:
+def test_the_home_is_the_head_or_the_node_that_the_user_names(monkeypatch, tmp_path, wanted, found):
     monkeypatch.delenv(place.HOME, raising=False)
     if wanted:
         monkeypatch.setenv(place.HOME, wanted)

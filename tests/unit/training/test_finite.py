@@ -36,9 +36,7 @@ def check() -> FiniteCheck:
         (["a text", 7], None),
     ],
 )
-def test_the_first_tensor_of_a_batch_that_is_not_finite_is_numbered(
-    batch: object, number: float | None
-) -> None:
+def test_the_first_tensor_of_a_batch_that_is_not_finite_is_numbered(batch: object, number: float | None):
     assert check().input_of(batch, {"loss": math.nan}) == ({} if number is None else {INPUT: number})
 
 

@@ -139,18 +139,14 @@ def test_samples_end_with_the_writer(failures: Failures) -> None:
     assert failures.health.errors == {}
 
 
-def test_a_short_training_has_one_sample_in_its_last_step_and_leaves_no_thread(
-    tmp_path: Path, writers: list[ListWriter]
-) -> None:
+def test_a_short_training_has_one_sample_in_its_last_step_and_leaves_no_thread(tmp_path, writers):
     train(SummaryCollector(tmp_path, system_metrics=True), log={"loss": 0.5})
     events = [event for event in writers[0].events if event.values[0].tag.startswith("zz_system/")]
     assert [event.step for event in events] == [4]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("distsummary")]
 
 
-def test_a_step_with_a_sample_gets_no_last_one(
-    tmp_path: Path, writers: list[ListWriter], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_with_a_sample_gets_no_last_one(tmp_path, writers, monkeypatch):
     monkeypatch.setattr(heartbeat, "FIRST_S", 0.001)
 
     def samples() -> list[int]:

@@ -69,9 +69,7 @@ def step(times: DeviceTimes, device: Device, **ms: float) -> dict[str, float]:
     return dict(times.take(RECORDING))
 
 
-def test_times_come_when_the_device_has_done_a_step_and_are_never_waited_for(
-    times: DeviceTimes, device: Device
-) -> None:
+def test_times_come_when_the_device_has_done_a_step_and_are_never_waited_for(times, device):
     assert step(times, device, data=0, forward=5, backward=8, wait=2) == {}
     assert step(times, device, data=0, forward=6, backward=8, wait=2) == {}
     device.run()
@@ -92,9 +90,7 @@ def test_a_phase_that_is_entered_twice_has_both_times(times: DeviceTimes, device
     assert times.take(REST) == {FORWARD: 5, BACKWARD: 2 + 5 + 6, WAIT: 3 + 7}
 
 
-def test_events_are_used_again_and_of_a_device_that_lags_far_behind_few_steps_are_measured(
-    times: DeviceTimes, device: Device
-) -> None:
+def test_events_are_used_again_and_of_a_device_that_lags_far_behind_few_steps_are_measured(times, device):
     for _ in range(3 * MAX_PENDING):
         step(times, device, forward=1, backward=2)
     assert device.events <= 5 * (MAX_PENDING + 1)
@@ -142,9 +138,7 @@ def phases(clocks: Turned, times: DeviceTimes) -> Iterator[Phases]:
     found.close()
 
 
-def test_the_longer_of_thread_and_device_is_the_ranks_own(
-    phases: Phases, clocks: Turned, times: DeviceTimes, device: Device
-) -> None:
+def test_the_longer_of_thread_and_device_is_the_ranks_own(phases, clocks, times, device):
     found = {}
     for number in range(1, 4):
         phases.enter(DATA)

@@ -74,9 +74,7 @@ def of(found: dict[str, float], phase: str) -> tuple[float, float, float]:
     return cpu, blocked, queue
 
 
-def test_a_step_is_divided_and_waiting_for_others_is_not_the_ranks_own(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_a_step_is_divided_and_waiting_for_others_is_not_the_ranks_own(clocks: Turned, phases: Phases):
     phases.enter(DATA)
     clocks.turn(cpu=1, blocked=5)
     phases.enter(FORWARD)
@@ -100,9 +98,7 @@ def test_a_step_is_divided_and_waiting_for_others_is_not_the_ranks_own(
     assert of(found, DATA) == (0, 0, 0)
 
 
-def test_garbage_collection_interrupts_a_phase_and_so_does_a_checkpoint(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_garbage_collection_interrupts_a_phase_and_so_does_a_checkpoint(clocks: Turned, phases: Phases):
     class Turns:
         def __del__(self) -> None:
             clocks.turn(cpu=7)
@@ -191,9 +187,7 @@ def test_a_run_of_several_ranks_measures_its_phases_and_a_run_of_one_does_not() 
 
 
 @pytest.mark.parametrize("has_numbers", [True, False])
-def test_steps_that_log_begins_last_from_one_log_to_the_next(
-    monkeypatch: pytest.MonkeyPatch, clocks: Turned, has_numbers: bool
-) -> None:
+def test_steps_that_log_begins_last_from_one_log_to_the_next(monkeypatch, clocks, has_numbers):
     monkeypatch.setattr("distsummary.training.timing.phases.ThreadClocks", lambda: clocks)
     gc.disable()
     keeps = Keeps()
@@ -317,9 +311,7 @@ def test_a_thread_that_is_interrupted_while_clocks_are_read_was_not_blocked(cloc
     assert of(found, REST) == (1, 0, 0)
 
 
-def test_what_blocks_a_rank_while_it_computes_is_waiting_if_peers_or_a_device_may(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_what_blocks_a_rank_while_it_computes_is_waiting_if_peers_or_a_device_may(clocks, phases):
     phases.is_computing_shared = True
     phases.enter(DATA)
     clocks.turn(cpu=1, blocked=2, queue=4)
@@ -333,9 +325,7 @@ def test_what_blocks_a_rank_while_it_computes_is_waiting_if_peers_or_a_device_ma
     assert found[WAIT_MS] == pytest.approx(20)
 
 
-def test_a_collective_in_a_phase_is_waiting_and_what_else_blocks_is_the_ranks_own(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_a_collective_in_a_phase_is_waiting_and_what_else_blocks_is_the_ranks_own(clocks, phases):
     phases.enter(FORWARD)
     clocks.turn(cpu=1, blocked=7)
     phases.begin_wait()
@@ -379,9 +369,7 @@ def test_what_blocks_a_backward_pass_in_which_ddp_waits_is_waiting(clocks: Turne
     assert of(found, WAIT) == (0, 7, 0)
 
 
-def test_where_it_is_known_that_all_gradients_are_there_only_what_follows_is_waiting(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_where_it_is_known_that_all_gradients_are_there_only_what_follows_is_waiting(clocks, phases):
     phases.is_backward_shared = True
     phases.begin_backward()
     assert phases.waits_after_gradients
@@ -406,9 +394,7 @@ def test_where_it_is_known_that_all_gradients_are_there_only_what_follows_is_wai
     assert of(phases.take(RECORDING), BACKWARD) == (0, 0, 0)
 
 
-def test_of_several_models_each_backward_pass_may_wait_for_other_ranks(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_of_several_models_each_backward_pass_may_wait_for_other_ranks(clocks: Turned, phases: Phases):
     phases.is_backward_shared = True  # both are ready before the first of two passes
     phases.shared_models |= {1, 2}
     for _ in range(2):
@@ -432,9 +418,7 @@ class Starved(WorkerQueues):
         return {pid: waited / 1e3 for pid, waited in enumerate(self.waited_ms)}
 
 
-def test_a_batch_that_is_late_since_workers_waited_for_a_processor_is_not_the_ranks_own(
-    clocks: Turned,
-) -> None:
+def test_a_batch_that_is_late_since_workers_waited_for_a_processor_is_not_the_ranks_own(clocks: Turned):
     gc.disable()
     phases, reported = Phases(clocks, workers=(workers := Starved())), []
     for first, second, late in ((1, 4, 0), (0, 0, 3), (0, 0, 3), (9, 10, 3)):
@@ -455,9 +439,7 @@ def test_a_batch_that_is_late_since_workers_waited_for_a_processor_is_not_the_ra
     assert all(of(found, REST) == (0, 5, 0) for found in reported)
 
 
-def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_share(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_share(clocks, phases):
     marks: list[bool] = []
     phases.on_marked = marks.append
 
@@ -489,9 +471,7 @@ def test_short_steps_are_marked_at_every_few_steps_and_marks_cost_less_than_a_sh
 
 
 @pytest.mark.parametrize("apart", [33, 40, 150])
-def test_where_some_steps_are_long_more_are_marked_though_the_first_is_not(
-    clocks: Turned, phases: Phases, apart: int
-) -> None:
+def test_where_some_steps_are_long_more_are_marked_though_the_first_is_not(clocks, phases, apart):
     """Rare ones, which take so much of the time that marks are a small part of it."""
     chosen, found = [], []
     first = next(step for step in range(1001, 1100) if not is_measured(step, 8))
@@ -527,9 +507,7 @@ def test_waiting_for_a_processor_does_not_make_a_step_longer(clocks: Turned, pha
     assert phases.every > 1
 
 
-def test_garbage_collected_while_a_step_becomes_marked_is_of_no_unknown_phase(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_garbage_collected_while_a_step_becomes_marked_is_of_no_unknown_phase(clocks: Turned, phases: Phases):
     def collect(is_marked: bool) -> None:
         clocks.turn(cpu=3)
         gc.collect()
@@ -544,9 +522,7 @@ def test_garbage_collected_while_a_step_becomes_marked_is_of_no_unknown_phase(
             assert found[OWN_MS] == pytest.approx(1) if is_measured(step, 2) else found == {}
 
 
-def test_a_phase_that_interrupts_an_unknown_one_may_end_in_a_marked_step(
-    clocks: Turned, phases: Phases
-) -> None:
+def test_a_phase_that_interrupts_an_unknown_one_may_end_in_a_marked_step(clocks: Turned, phases: Phases):
     phases.every = 2
     phases.begin_step(1)
     phases.enter(FORWARD)
