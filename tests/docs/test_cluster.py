@@ -46,10 +46,6 @@ def called(place: Path) -> list[str]:
     return (place / "called").read_text().splitlines()
 
 
-def test_the_script_can_be_run() -> None:
-    assert os.access(SCRIPT, os.X_OK)
-
-
 def test_ray_accepts_the_arguments_and_keeps_the_command_whole(place: Path) -> None:
     done = run(place, "http://head:8265", str(place), "--no-wait", "--", "python", "train.py", "--out", "a b")
     assert done.returncode == 0, done.stderr

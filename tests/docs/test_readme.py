@@ -39,10 +39,6 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_the_readme_has_python_that_runs() -> None:
-    assert SNIPPETS
-
-
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda block: f"line_{block.line}")
 @pytest.mark.usefixtures("fork_server")
 def test_the_python_of_these_pages_runs_as_it_stands(snippet, tmp_path: Path) -> None:

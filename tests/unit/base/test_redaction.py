@@ -107,6 +107,9 @@ STRUCTURES: list[tuple[Any, Any]] = [  # a structure, and what is recorded of it
     ({"name": "ci", "token": "needle1"}, {"name": "ci", "token": REDACTED}),
     (["--password", "--lr", "1"], ["--password", "--lr", "1"]),  # an option without its value hides no other
     (["--use-auth", "-v", "train"], ["--use-auth", "-v", "train"]),
+    (["get", "--proxy-user", "bob:hunter2"], ["get", "--proxy-user", f"bob:{REDACTED}"]),
+    (["python", "-u", "train.py"], ["python", "-u", "train.py"]),
+    (["get", "-u", "http://host:80/"], ["get", "-u", "http://host:80/"]),
 ]  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 import distsummary as ds
-from distsummary.base.redaction import redacted
 from distsummary.diagnosis.alert_sender import check_on_alert
 from distsummary.errors import InvalidTypeError, InvalidValueError
 
@@ -29,17 +28,3 @@ def test_an_unknown_argument_gets_the_nearest_name(name: str, said: str) -> None
 def test_a_url_to_which_nothing_can_be_posted_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidValueError, match="on_alert must be a function or a URL with a host"):
         check_on_alert(url, aggregate=True)
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        (["curl", "-u", "bob:hunter2", "x"], ["curl", "-u", "bob:***", "x"]),
-        (["get", "--user", "bob:hunter2"], ["get", "--user", "bob:***"]),
-        (["get", "--proxy-user", "bob:hunter2"], ["get", "--proxy-user", "bob:***"]),
-        (["python", "-u", "train.py"], ["python", "-u", "train.py"]),
-        (["get", "-u", "http://host:80/"], ["get", "-u", "http://host:80/"]),
-    ],
-)
-def test_the_password_of_a_login_is_hidden(given: list[str], kept: list[str]) -> None:
-    assert redacted(given) == kept
