@@ -24,12 +24,9 @@ DESCRIPTORS = "files open for writing"
 LOGGERS = "", "distsummary"
 # pytest's, and what libraries set when they are first used
 FREE_VARIABLES = {
-    "PYTEST_CURRENT_TEST",
-    "RAY_CLIENT_MODE",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "_RJEM_MALLOC_CONF",
+    "PYTEST_CURRENT_TEST", "RAY_CLIENT_MODE", "TORCHINDUCTOR_CACHE_DIR", "_RJEM_MALLOC_CONF",
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
-}
+}  # fmt: skip
 STEP_HOOKS = "distsummary.frameworks.torch_step_hooks"
 TORCH = "torch", "torch.nn.modules.module", "torch.optim.optimizer", "torch.distributed"
 # module and class: how to close an object that a test left open

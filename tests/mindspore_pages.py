@@ -274,18 +274,11 @@ BAD = [
 
 # What CheckpointConfig makes of the four numbers: (steps, seconds, max, minutes) given -> kept; the rest keep
 POLICIES = {
-    (0, 0, 0, 2): (0, 0, 0, 2),
-    (0, 0, 1, 0): (0, 0, 1, None),
-    (0, 0, 3, 2): (0, 0, 3, None),
-    (0, 7, 0, 0): (0, 7, 1, 0),
-    (0, 7, 0, 2): (0, 7, 0, 2),
-    (0, 7, 3, 2): (0, 7, 3, None),
-    (1, 0, 0, 0): (1, None, 1, 0),
-    (1, 0, 3, 0): (1, None, 3, None),
-    (5, 7, 0, 0): (5, None, 1, 0),
-    (5, 7, 0, 2): (5, None, 0, 2),
-    (5, 7, 3, 2): (5, None, 3, None),
-}
+    (0, 0, 0, 2): (0, 0, 0, 2), (0, 0, 1, 0): (0, 0, 1, None), (0, 0, 3, 2): (0, 0, 3, None),
+    (0, 7, 0, 0): (0, 7, 1, 0), (0, 7, 0, 2): (0, 7, 0, 2), (0, 7, 3, 2): (0, 7, 3, None),
+    (1, 0, 0, 0): (1, None, 1, 0), (1, 0, 3, 0): (1, None, 3, None), (5, 7, 0, 0): (5, None, 1, 0),
+    (5, 7, 0, 2): (5, None, 0, 2), (5, 7, 3, 2): (5, None, 3, None),
+}  # fmt: skip
 APPENDED = [  # append_info -> append_dict
     (None, None),
     ([], None),

@@ -84,12 +84,8 @@ class Hosts:
         variables = {"PATH": path, "PYTHONPATH": str(ROOT), **QUIET, **(environment or {})}
         inside = ["nsenter", "-t", str(self._init_of(number)), "-m", "-u", "-n", "-i", "-p"]
         assigned = [
-            "env",
-            "-C",
-            "/home/user",
-            "-i",
-            *(f"{name}={value}" for name, value in variables.items()),
-        ]
+            "env", "-C", "/home/user", "-i", *(f"{name}={value}" for name, value in variables.items()),
+        ]  # fmt: skip
         return subprocess.run([*inside, *assigned, *command], capture_output=True, text=True, timeout=timeout)
 
     def start_ray(
@@ -167,18 +163,9 @@ class Hosts:
             mount --bind /mnt/lab/h{number}/hosts /etc/hosts; {shared}
             touch /mnt/lab/h{number}/ready; sleep infinity & wait"""
         unshare = [
-            "unshare",
-            "-m",
-            "-u",
-            "-p",
-            "-i",
-            "--fork",
-            "--mount-proc",
-            "--kill-child",
-            "bash",
-            "-c",
+            "unshare", "-m", "-u", "-p", "-i", "--fork", "--mount-proc", "--kill-child", "bash", "-c",
             script,
-        ]
+        ]  # fmt: skip
         with (mine / "log").open("wb") as log:
             init = subprocess.Popen(
                 ["ip", "netns", "exec", name, *unshare], stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -76,11 +76,8 @@ def test_the_fourth_way_of_the_tutorial(tmp_path: Path) -> None:
     run("summary_record.py", tmp_path / "run")
     found = {(value.plugin, value.tag): 0 for e in read_directory(tmp_path / "run") for value in e.values}
     assert found.keys() == {
-        ("scalar", "loss"),
-        ("tensor", "weight"),
-        ("histogram", "weight"),
-        ("image", "inputs"),
-    }
+        ("scalar", "loss"), ("tensor", "weight"), ("histogram", "weight"), ("image", "inputs"),
+    }  # fmt: skip
     assert tags(tmp_path / "run")["loss"] == set(range(1, 21))
 
 

@@ -9,15 +9,8 @@ PEERS = ("ours", "ours_columns", "tensorboard", "accumulator")
 
 def test_ours_and_tensorboards_readers_read_the_same_values():
     options = [
-        "--files",
-        "ours,ours_several",
-        "--peers",
-        ",".join(PEERS),
-        "--megabytes",
-        "0.1",
-        "--reps",
-        "2",
-    ]
+        "--files", "ours,ours_several", "--peers", ",".join(PEERS), "--megabytes", "0.1", "--reps", "2",
+    ]  # fmt: skip
     done = run_python("-m", "benchmarks.read", *options, "--table")
     lines = done.stdout.splitlines()
     rows = [json.loads(line) for line in lines if line.startswith("{")]

@@ -35,15 +35,9 @@ MINDSPORE = {
     "checkpoint.proto": mindspore_checkpoint_pb2,
 }
 TENSORBOARD = (
-    event_pb2,
-    summary_pb2,
-    histogram_pb2,
-    tensor_pb2,
-    tensor_shape_pb2,
-    graph_pb2,
-    node_def_pb2,
+    event_pb2, summary_pb2, histogram_pb2, tensor_pb2, tensor_shape_pb2, graph_pb2, node_def_pb2,
     attr_value_pb2,
-)
+)  # fmt: skip
 FDP = FieldDescriptorProto
 
 
@@ -130,13 +124,10 @@ def test_our_fields_have_one_meaning_in_all_messages():
                 if field.number >= OURS_FROM and name.endswith("Event"):
                     numbers.setdefault(field.number, set()).add((field.name, field.type))
     assert numbers == {
-        1000: {("run_id", FDP.TYPE_FIXED64)},
-        1001: {("attempt", FDP.TYPE_UINT32)},
-        1002: {("seq", FDP.TYPE_UINT64)},
-        1003: {("removed_values", FDP.TYPE_UINT64)},
-        1004: {("removed_bytes", FDP.TYPE_UINT64)},
-        1005: {("removed_step", FDP.TYPE_INT64)},
-    }
+        1000: {("run_id", FDP.TYPE_FIXED64)}, 1001: {("attempt", FDP.TYPE_UINT32)},
+        1002: {("seq", FDP.TYPE_UINT64)}, 1003: {("removed_values", FDP.TYPE_UINT64)},
+        1004: {("removed_bytes", FDP.TYPE_UINT64)}, 1005: {("removed_step", FDP.TYPE_INT64)},
+    }  # fmt: skip
 
 
 def test_no_reader_knows_our_fields():

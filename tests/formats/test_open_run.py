@@ -40,11 +40,8 @@ def test_what_mindspore_recorded(case, tmp_path):
         run = ds.open_run(copy, index=index)
         assert (tuple(run.ranks), run.state) == ((0,), "no run.json")
         read = {
-            "scalar": run.scalars,
-            "tensor": run.tensors,
-            "histogram": run.histograms,
-            "image": run.images,
-        }
+            "scalar": run.scalars, "tensor": run.tensors, "histogram": run.histograms, "image": run.images,
+        }  # fmt: skip
         for (plugin, tag), steps in reported(case).items():
             assert read[plugin](tag)["step"].tolist() == steps
         assert {(p, t) for p, tags in run.tags.items() for t in tags if p in read} == reported(case).keys()

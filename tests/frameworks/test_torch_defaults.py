@@ -19,15 +19,8 @@ PACKAGE = Path(ds.__file__).parent
 # What torch makes on its default device; the first ones, of floats, in its default dtype, too.
 OF_DTYPE = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
 OF_DEVICE = (
-    *OF_DTYPE,
-    "as_tensor",
-    "asarray",
-    "empty_strided",
-    "randint",
-    "randperm",
-    "scalar_tensor",
-    "tensor",
-)
+    *OF_DTYPE, "as_tensor", "asarray", "empty_strided", "randint", "randperm", "scalar_tensor", "tensor",
+)  # fmt: skip
 
 
 def test_each_of_our_tensors_names_its_device_and_dtype():

@@ -41,14 +41,11 @@ from tests.programs import run_python
 
 EXACT = 5e-6
 CHOICES = [
-    EngineChoice(engine="naive"),
-    EngineChoice(engine="row"),
-    EngineChoice(engine="row", options=("channels_last",)),
-    EngineChoice(engine="graph"),
-    EngineChoice(engine="graph", options=("channels_last",)),
-    EngineChoice(engine="graph", chunk=4),
+    EngineChoice(engine="naive"), EngineChoice(engine="row"),
+    EngineChoice(engine="row", options=("channels_last",)), EngineChoice(engine="graph"),
+    EngineChoice(engine="graph", options=("channels_last",)), EngineChoice(engine="graph", chunk=4),
     EngineChoice(engine="inference"),
-]
+]  # fmt: skip
 
 
 def losses_of(engine: Any) -> Any:

@@ -191,13 +191,9 @@ def test_parts_that_are_called_one_by_one_are_drawn_each():
     observed = Observed(pair)
     pair["judge"](pair["make"](torch.ones(3, 2)))
     assert edges(observed.graph()) == {
-        "make/input": [],
-        "make": ["make/input"],
-        "make/output": ["make"],
-        "judge/input": [],
-        "judge": ["judge/input"],
-        "judge/output": ["judge"],
-    }
+        "make/input": [], "make": ["make/input"], "make/output": ["make"], "judge/input": [],
+        "judge": ["judge/input"], "judge/output": ["judge"],
+    }  # fmt: skip
 
 
 def test_a_model_that_was_not_called_is_drawn_by_its_parts():

@@ -159,14 +159,11 @@ class Large(Net):
 @pytest.mark.parametrize(
     ("dtype", "normalization"),
     [
-        (torch.float32, "filter"),
-        (torch.float32, "layer"),
-        (torch.float64, "none"),
-        (torch.float16, "filter"),
-        (torch.bfloat16, "layer"),
+        (torch.float32, "filter"), (torch.float32, "layer"), (torch.float64, "none"),
+        (torch.float16, "filter"), (torch.bfloat16, "layer"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_parameters_of_several_blocks_and_any_precision(normalization: str, dtype: torch.dtype) -> None:
     net = make_net(Large).to(dtype)
     assert net.words.weight.numel() > BLOCK

@@ -101,16 +101,12 @@ def fingerprint(model: nn.Module) -> list[Any]:
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     values = [
         (
-            name,
-            id(t),
-            t.data_ptr(),
-            t.detach().contiguous().view(torch.uint8).numpy().tobytes(),
-            t.requires_grad,
-            t.stride(),
+            name, id(t), t.data_ptr(), t.detach().contiguous().view(torch.uint8).numpy().tobytes(),
+            t.requires_grad, t.stride(),
         )
         for name, t in tensors
         if t.dim()
-    ]
+    ]  # fmt: skip
     scalars = [(name, t.item()) for name, t in tensors if not t.dim()]
     return [values, scalars, [module.training for module in model.modules()]]
 

@@ -122,12 +122,9 @@ def test_captures_leave_the_stream_and_the_device_that_were(monkeypatch: pytest.
         raise RuntimeError("operation failed due to a previous error during capture")
 
     of_cuda = {
-        "CUDAGraph": SimpleNamespace,
-        "Stream": lambda device: own,
-        "device": within,
-        "stream": within,
+        "CUDAGraph": SimpleNamespace, "Stream": lambda device: own, "device": within, "stream": within,
         "graph": capturing,
-    }
+    }  # fmt: skip
     monkeypatch.setattr(captured, "_warm_up_stream", lambda device: warm)
     for name, function in of_cuda.items():
         monkeypatch.setattr(torch.cuda, name, function)

@@ -219,14 +219,10 @@ def test_a_tapped_nan_stops_a_training_that_is_to_stop(tmp_path):
 
 def test_a_numbers_precision_and_device_dtypes(tmp_path):
     values = {
-        "half": torch.tensor(0.5, dtype=torch.float16),
-        "brain": torch.tensor([0.5], dtype=torch.bfloat16),
-        "double": torch.tensor(0.5, dtype=torch.float64),
-        "count": torch.tensor(3),
-        "flag": torch.tensor(True),
-        "nan": torch.tensor(math.nan),
-        "infinite": torch.tensor(-math.inf),
-    }
+        "half": torch.tensor(0.5, dtype=torch.float16), "brain": torch.tensor([0.5], dtype=torch.bfloat16),
+        "double": torch.tensor(0.5, dtype=torch.float64), "count": torch.tensor(3),
+        "flag": torch.tensor(True), "nan": torch.tensor(math.nan), "infinite": torch.tensor(-math.inf),
+    }  # fmt: skip
     tap = torch.compile(
         lambda: [ds.summary.scalar(name, value) for name, value in values.items()], backend="aot_eager"
     )
@@ -276,12 +272,8 @@ def test_a_gradient_of_a_leaf_and_of_a_tensor_that_is_changed_in_place(tmp_path)
 # --- bad input ----------------------------------------------------------------------------------------------
 
 FUNCTIONS = (
-    ds.summary.scalar,
-    ds.summary.tensor,
-    ds.summary.image,
-    ds.summary.histogram,
-    ds.summary.gradient,
-)
+    ds.summary.scalar, ds.summary.tensor, ds.summary.image, ds.summary.histogram, ds.summary.gradient,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -151,11 +151,8 @@ def test_optimizers_of_other_models_are_not_reported_and_several_of_one_model_ar
         trained(model, optimizer)
     reported.close()
     assert reported.calls == [
-        ("before", *NAMES[2:]),
-        ("after", *NAMES[2:]),
-        ("before", *NAMES[:2]),
-        ("after", *NAMES[:2]),
-    ]
+        ("before", *NAMES[2:]), ("after", *NAMES[2:]), ("before", *NAMES[:2]), ("after", *NAMES[:2]),
+    ]  # fmt: skip
 
 
 def test_optimizers_that_step_during_backward_are_reported_one_by_one(model):

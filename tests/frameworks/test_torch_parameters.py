@@ -157,14 +157,10 @@ def shared() -> Language:
 @pytest.mark.parametrize(
     "more",
     [
-        {"engine": "row"},
-        {"engine": "naive"},
-        {"engine": "graph"},
-        {"engine": "graph x3"},
-        {"memory": "inference"},
-        {"directions": "hessian", "engine": "row"},
+        {"engine": "row"}, {"engine": "naive"}, {"engine": "graph"}, {"engine": "graph x3"},
+        {"memory": "inference"}, {"directions": "hessian", "engine": "row"},
     ],
-)
+)  # fmt: skip
 def test_parameters_that_share_memory_move_as_one(more: dict[str, Any]) -> None:
     model = shared()
     embed, head = model.embed.weight, model.head.weight

@@ -43,13 +43,10 @@ IN_TRAINING = (
 )
 BY_TORCH = {"torch._C._are_functorch_transforms_active", "torch.distributed.distributed_c10d._world"}
 AT_IMPORT = (
-    "torch.utils._python_dispatch.TorchDispatchMode",
-    "torch.nn.modules.batchnorm._BatchNorm",
-    "torch.ops.aten._unsafe_view",
-    "torch.utils.data.dataloader._BaseDataLoaderIter",
-    "torch.utils.tensorboard._convert_np.make_np",
-    "torch.utils.tensorboard._utils._prepare_video",
-)
+    "torch.utils._python_dispatch.TorchDispatchMode", "torch.nn.modules.batchnorm._BatchNorm",
+    "torch.ops.aten._unsafe_view", "torch.utils.data.dataloader._BaseDataLoaderIter",
+    "torch.utils.tensorboard._convert_np.make_np", "torch.utils.tensorboard._utils._prepare_video",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -67,14 +67,11 @@ def test_the_sample_of_mindspores_page_runs_with_a_model(tmp_path: Path) -> None
         summary_dir=str(tmp_path / "lenet_interval_1"),
         collect_specified_data={
             "collect_landscape": {
-                "landscape_size": 4,
-                "unit": "step",
-                "create_landscape": {"train": True, "result": False},
-                "num_samples": 2048,
-                "intervals": [interval_1],
+                "landscape_size": 4, "unit": "step", "create_landscape": {"train": True, "result": False},
+                "num_samples": 2048, "intervals": [interval_1],
             }
         },
-    )
+    )  # fmt: skip
     model.train(2, ds_train, callbacks=[summary_collector], dataset_sink_mode=False)
 
     def made(network: nn.Module, net_loss: Any) -> tuple[Any, ...]:

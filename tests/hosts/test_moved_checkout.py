@@ -15,14 +15,9 @@ pytestmark = pytest.mark.interop
 
 HOSTS = ROOT / ".venv-hosts"
 PACKAGED = (
-    "distsummary",
-    "docs/verdicts",
-    "distsummary_autoload.py",
-    "build_pages.py",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-)
+    "distsummary", "docs/verdicts", "distsummary_autoload.py", "build_pages.py", "pyproject.toml",
+    "README.md", "LICENSE",
+)  # fmt: skip
 
 
 def installed(directory: Path, checkout: Path) -> Path:

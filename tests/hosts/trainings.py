@@ -286,12 +286,9 @@ def deepspeed(out: str, stage: int) -> list[Row]:
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     groups = [{"params": [*net[place].parameters()], "lr": 0.05 + place / 100} for place in (0, 2)]
     config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": 2,
-        "gradient_clipping": 0.5,
-        "zero_optimization": {"stage": stage},
-        "zero_allow_untested_optimizer": True,
-    }
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+        "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True,
+    }  # fmt: skip
     engine, *_ = framework.initialize(
         model=net, optimizer=torch.optim.AdamW(groups), config=config, dist_init_required=False
     )

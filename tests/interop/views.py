@@ -199,15 +199,8 @@ def data_server(logdir: Path, reload: str = "once") -> Iterator[GrpcDataProvider
     with tempfile.TemporaryDirectory() as place:
         port_file = Path(place, "port")
         options = [
-            "--reload",
-            reload,
-            "--port",
-            "0",
-            "--port-file",
-            str(port_file),
-            "--die-after-stdin",
-            "-v",
-        ]
+            "--reload", reload, "--port", "0", "--port-file", str(port_file), "--die-after-stdin", "-v",
+        ]  # fmt: skip
         plugins = ("scalars", "histograms", "images", "text", "audio", "pr_curves")
         samples = f"--samples-per-plugin={','.join(f'{plugin}={ALL}' for plugin in plugins)}"
         command = [tensorboard_data_server.server_binary(), "--logdir", str(logdir), samples, *options]

@@ -58,11 +58,8 @@ def test_a_line_is_one_row_from_the_first_checkpoint_to_the_last(tmp_path: Path)
     save_path(run, states, [[1, 2, 3, 4]])
     grid = draw(around=run, directions="line", size=5)
     assert (grid.kind, grid.z.shape, grid.numbers, grid.tag) == (
-        "line",
-        (1, 5),
-        (1, 4),
-        "landscape_line_[1, 4]",
-    )
+        "line", (1, 5), (1, 4), "landscape_line_[1, 4]",
+    )  # fmt: skip
     expected = [loss_at(between(states[0], states[-1], k / 4)) for k in range(5)]
     np.testing.assert_allclose(grid.z[0], expected, rtol=1e-5)
     np.testing.assert_allclose(grid.true_loss, expected[::4], rtol=1e-6)

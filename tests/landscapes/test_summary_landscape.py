@@ -96,12 +96,9 @@ def test_mode_mindspore_draws_what_mindspore_drew(tmp_path: Path) -> None:
 
 def test_collect_landscape_changes_what_is_drawn_for_this_call(run_dir: RunDir) -> None:
     asked = {
-        "landscape_size": 4,
-        "unit": "epoch",
-        "create_landscape": {"train": True, "result": False},
-        "num_samples": 23,
-        "intervals": [[2, 3, 4], [1, 2, 3]],
-    }
+        "landscape_size": 4, "unit": "epoch", "create_landscape": {"train": True, "result": False},
+        "num_samples": 23, "intervals": [[2, 3, 4], [1, 2, 3]],
+    }  # fmt: skip
     grids = generate(run_dir, collect_landscape=asked)
     assert list(grids) == ["pca[2, 4]", "pca[1, 3]"]
     for grid in grids.values():
@@ -112,13 +109,10 @@ def test_collect_landscape_changes_what_is_drawn_for_this_call(run_dir: RunDir) 
 @pytest.mark.parametrize(
     ("mode", "intervals", "last"),
     [
-        ("standard", [[2, 3, 4], [1, 2, 3]], 4),
-        ("mindspore", [[2, 3, 4], [1, 2, 3]], 3),
-        ("standard", [[1, 3, 2]], 3),
-        ("mindspore", [[1, 3, 2]], 2),
-        ("standard", [], 4),
+        ("standard", [[2, 3, 4], [1, 2, 3]], 4), ("mindspore", [[2, 3, 4], [1, 2, 3]], 3),
+        ("standard", [[1, 3, 2]], 3), ("mindspore", [[1, 3, 2]], 2), ("standard", [], 4),
     ],
-)
+)  # fmt: skip
 def test_a_random_plane_is_around_the_highest_number_asked_for_and_in_mindspores_mode_the_last(
     run_dir: RunDir, mode: str, intervals: list[list[int]], last: int
 ) -> None:
@@ -176,14 +170,11 @@ NET = Mlp()
 @pytest.mark.parametrize(
     ("model", "metrics"),
     [
-        (cross_entropy, None),
-        (cross_entropy, {"Loss": object(), "Accuracy": object()}),
-        (WithLoss(), None),
-        (NET, {"Loss": cross_entropy}),
-        (None, {"Loss": cross_entropy}),
+        (cross_entropy, None), (cross_entropy, {"Loss": object(), "Accuracy": object()}),
+        (WithLoss(), None), (NET, {"Loss": cross_entropy}), (None, {"Loss": cross_entropy}),
     ],
     ids=["a loss function", "with metrics", "with a loss_fn", "the network", "none"],
-)
+)  # fmt: skip
 def test_mindspores_four_values_report_the_loss_function(model: Any, metrics: Any) -> None:
     expected = {"model": NET, "loss_fn": cross_entropy, "batches": batches}
     assert parts_of((model, NET, batches, metrics)) == expected

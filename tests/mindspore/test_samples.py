@@ -233,14 +233,11 @@ def landscape_of_its_page(names, summary_dir):
         summary_dir=summary_dir,
         collect_specified_data={
             "collect_landscape": {
-                "landscape_size": 4,
-                "unit": "step",
-                "create_landscape": {"train": True, "result": False},
-                "num_samples": 2048,
-                "intervals": [interval_1],
+                "landscape_size": 4, "unit": "step", "create_landscape": {"train": True, "result": False},
+                "num_samples": 2048, "intervals": [interval_1],
             }
         },
-    )
+    )  # fmt: skip
     model.train(1, ds_train, callbacks=[summary_collector], dataset_sink_mode=False)
 
     # Simple usage for visualization landscape:

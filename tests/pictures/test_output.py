@@ -54,12 +54,9 @@ def test_a_run_gets_events_pictures_and_grids(run_dir: RunDir) -> None:
     pictures = [v for e in read_directory(run_dir.landscape_dir, "tensorboard") for v in e.values]
     assert {v.plugin for v in pictures} == {"image"}
     assert [v.tag for v in pictures] == [
-        "landscape_[1, 4]",
-        "landscape_[1, 4]/surface",
-        "landscape_[1, 4]/curve",
-        "landscape_[4]",
+        "landscape_[1, 4]", "landscape_[1, 4]/surface", "landscape_[1, 4]/curve", "landscape_[4]",
         "landscape_[4]/surface",
-    ]
+    ]  # fmt: skip
     assert {e.step for e in read_directory(run_dir.landscape_dir, "tensorboard")} == {4}
     for card in (value.data for value in pictures):
         assert card.encoded.startswith(b"\x89PNG")

@@ -46,15 +46,8 @@ def test_landscape_of_a_factory_without_ray(tmp_path, capsys, monkeypatch):
     (tmp_path / "bowl_factory.py").write_text(FACTORY)
     monkeypatch.syspath_prepend(tmp_path)
     arguments = [
-        "landscape",
-        str(run_dir.base),
-        "bowl_factory:parts",
-        "--size",
-        "5",
-        "--workers",
-        "0",
-        "--json",
-    ]
+        "landscape", str(run_dir.base), "bowl_factory:parts", "--size", "5", "--workers", "0", "--json",
+    ]  # fmt: skip
     assert main([*arguments, "--directions", "random"]) == 2  # the run kept no checkpoints
     assert "train_metadata.json" in capsys.readouterr().err
     assert main(["landscape", str(run_dir.base), "nowhere:parts", "--workers", "0"]) == 2

@@ -31,16 +31,11 @@ with ds.init(place / "run", system_metrics=False, aggregate=False) as run:
 """
 # code of the rank, or the signal that it gets -> its state, and what its error or reason says
 ENDS: list[tuple[str | signal.Signals, str, str]] = [
-    ("raise OSError('no data')", "failed", "OSError: no data"),
-    ("sys.exit(3)", "failed", "SystemExit: 3"),
-    ("sys.exit()", "finished", ""),
-    ("os._exit(3)", "lost", "is gone"),
-    (signal.SIGKILL, "lost", "is gone"),
-    (signal.SIGSEGV, "lost", "is gone"),
-    (signal.SIGTERM, "interrupted", "Terminated: SIGTERM"),
-    (signal.SIGINT, "interrupted", "KeyboardInterrupt"),
-    ("pass", "finished", ""),
-]
+    ("raise OSError('no data')", "failed", "OSError: no data"), ("sys.exit(3)", "failed", "SystemExit: 3"),
+    ("sys.exit()", "finished", ""), ("os._exit(3)", "lost", "is gone"), (signal.SIGKILL, "lost", "is gone"),
+    (signal.SIGSEGV, "lost", "is gone"), (signal.SIGTERM, "interrupted", "Terminated: SIGTERM"),
+    (signal.SIGINT, "interrupted", "KeyboardInterrupt"), ("pass", "finished", ""),
+]  # fmt: skip
 
 
 def await_files(place: Path, names: list[str]) -> None:

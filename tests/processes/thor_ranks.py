@@ -160,12 +160,9 @@ if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
     result = {
-        "equals": equals_one_rank,
-        "accumulates": lambda: equals_one_rank(pieces=2),
-        "inverses": averages_inverses,
-        "odd": odd_ranks,
-        "fsdp": shards_a_norm,
-    }[case]()
+        "equals": equals_one_rank, "accumulates": lambda: equals_one_rank(pieces=2),
+        "inverses": averages_inverses, "odd": odd_ranks, "fsdp": shards_a_norm,
+    }[case]()  # fmt: skip
     dist.destroy_process_group()
     print(json.dumps(result), flush=True)
     os._exit(0)  # at the interpreter's end, a thread of torch that waits for the GIL may abort the process

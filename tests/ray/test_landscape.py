@@ -429,12 +429,8 @@ def test_a_killed_driver_is_resumed_and_no_finished_chunk_is_evaluated_again(tmp
     run_python("-c", STOPPED, address, tmp_path, cwd=ROOT, code=-signal.SIGKILL)
     reported: list[int] = []
     arguments = {
-        "around": golden_mlp.CKPT_DIR,
-        "directions": ["pca"],
-        "size": 9,
-        "run_dir": tmp_path,
-        "workers": 2,
-    }
+        "around": golden_mlp.CKPT_DIR, "directions": ["pca"], "size": 9, "run_dir": tmp_path, "workers": 2,
+    }  # fmt: skip
     parts = (golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches())
     resumed = landscape(*parts, **grouped(**arguments, progress=lambda now: reported.append(now.done)))
     assert reported[0] > max(reported) // 2

@@ -278,13 +278,10 @@ def test_bad_arguments_are_refused_by_name():
 @pytest.mark.parametrize(
     ("resources", "gpus", "backend"),
     [
-        (None, 0, "gloo"),
-        (None, 3, "gloo"),
-        (None, 4, "nccl"),
-        ({"CPU": 2}, 8, "gloo"),
+        (None, 0, "gloo"), (None, 3, "gloo"), (None, 4, "nccl"), ({"CPU": 2}, 8, "gloo"),
         ({"GPU": 0.5}, 0, "nccl"),
     ],
-)
+)  # fmt: skip
 def test_the_backend_is_nccl_if_each_rank_gets_a_gpu(resources, gpus, backend):
     assert chosen_backend(resources, 4, gpus) == backend
 

@@ -48,13 +48,10 @@ class RayCluster:
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
-                "num_cpus": 4,
-                "num_gpus": 0,
-                "resources": {"whole": RANKS, "half": RANKS // 2},
-                "include_dashboard": False,
-                "object_store_memory": 100 << 20,
+                "num_cpus": 4, "num_gpus": 0, "resources": {"whole": RANKS, "half": RANKS // 2},
+                "include_dashboard": False, "object_store_memory": 100 << 20,
             },
-        )
+        )  # fmt: skip
         self.address = self._cluster.address
         self._doomed: Any = None
 

@@ -123,12 +123,8 @@ def write(path: Path, name: str) -> Path:
             if name == "lost" and rank == 3:
                 ended = {"state": "running"}  # its heartbeats stopped
             beat = {
-                "time": ends[attempt],
-                "step": steps[-1],
-                "phase": "closing",
-                "step_s": 0.28,
-                "dropped": 0,
-            }
+                "time": ends[attempt], "step": steps[-1], "phase": "closing", "step_s": 0.28, "dropped": 0,
+            }  # fmt: skip
             beat |= {"total": STEPS, "own_ms": None, "wait_ms": None}
             entries.append(
                 {

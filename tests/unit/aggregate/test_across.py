@@ -13,12 +13,9 @@ from tests.unit.aggregate.live_ranks import Ranks, merged, scalar, series
 NAN = float("nan")
 ACROSS = {"plain": np.mean, "a/sum": np.sum, "a/min": np.min, "a/max": np.max}
 DEFINED = {
-    "a/*": {"across": "max"},
-    "a/sum": {"across": "sum", "best": "max"},
-    "a/min": {"across": "min"},
-    "weighted": {"across": "mean:samples"},
-    "zz_system/process/*": {"across": "sum"},
-}
+    "a/*": {"across": "max"}, "a/sum": {"across": "sum", "best": "max"}, "a/min": {"across": "min"},
+    "weighted": {"across": "mean:samples"}, "zz_system/process/*": {"across": "sum"},
+}  # fmt: skip
 
 
 def values_of(rng, rank, step):

@@ -40,15 +40,9 @@ def test_bands_are_grouped_in_categories() -> None:
 
 def test_a_tag_without_all_its_statistics_has_only_the_charts_that_can_be_drawn() -> None:
     names = (
-        "zz_ranks/a/min",
-        "zz_ranks/a/median",
-        "zz_ranks/a/max",
-        "zz_ranks/b/max",
-        "zz_ranks/b/argmax_rank",
-        "zz_ranks/c/min",
-        "zz_ranks/d/min",
-        "zz_ranks/d/max",
-    )
+        "zz_ranks/a/min", "zz_ranks/a/median", "zz_ranks/a/max", "zz_ranks/b/max", "zz_ranks/b/argmax_rank",
+        "zz_ranks/c/min", "zz_ranks/d/min", "zz_ranks/d/max",
+    )  # fmt: skip
     found = titles(*names)
     assert found == {"other": ["a: median, min to max"]}
     assert charts({"zz_ranks/b/max", "zz_ranks/b/argmax_rank"}) is None

@@ -335,14 +335,10 @@ def test_why_reports_what_alerts_say_of_earlier_attempts_whose_steps_were_repeat
     capsys.readouterr()
     assert main(["why", path]) == 1
     assert [one.partition(":")[0] for one in capsys.readouterr().out.splitlines()] == [
-        "3 findings on ranks 0, 2 and 3",
-        "In attempt 0",
-        "  What it means, and what to do",
-        "",
-        "- Rank 2 has held up the run since step 40",
-        "- Rank 0 held up the run in steps 70 to 75",
+        "3 findings on ranks 0, 2 and 3", "In attempt 0", "  What it means, and what to do", "",
+        "- Rank 2 has held up the run since step 40", "- Rank 0 held up the run in steps 70 to 75",
         "All of them, in full",
-    ]
+    ]  # fmt: skip
     assert main(["why", path, "--json"]) == 1
     reported = json.loads(capsys.readouterr().out)["verdicts"]
     assert [(one["rank"], one["cause"], one["since_step"], one["until_step"]) for one in reported] == [

@@ -98,11 +98,8 @@ def test_samples_that_come_after_their_step_name_the_rank_with_more_memory(four)
     live.close()
     [alert] = read_alerts(four.run_dir)
     assert (alert["rank"], alert["cause"], alert["since_step"], alert["reported_step"]) == (
-        2,
-        "memory",
-        30,
-        50,
-    )
+        2, "memory", 30, 50,
+    )  # fmt: skip
     [verdict] = judge_files(four.run_dir)
     assert verdict.as_json().items() <= alert.items()
 

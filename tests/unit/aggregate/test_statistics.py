@@ -23,17 +23,13 @@ def numbers(statistics):
 @pytest.mark.parametrize(
     ("values", "expected", "rank"),
     [
-        ([1.0, NAN, 3.0, 2.0], [NAN, 1.0, 2.0, 3.0], 1),
-        ([NAN, 1.0, NAN, 4.0], [NAN, 1.0, 2.5, 4.0], 0),
-        ([NAN, NAN], [NAN, NAN, NAN, NAN], 0),
-        ([2.0, NAN, 2.0], [NAN, 2.0, 2.0, 2.0], 1),
-        ([1.0, INF, 2.0], [INF, 1.0, 2.0, INF], 1),
-        ([-INF, INF, 2.0], [NAN, -INF, 2.0, INF], 1),
-        ([1.0, -INF], [-INF, -INF, -INF, 1.0], 0),
-        ([3.0, 5.0, 5.0], [13 / 3, 3.0, 5.0, 5.0], 1),
+        ([1.0, NAN, 3.0, 2.0], [NAN, 1.0, 2.0, 3.0], 1), ([NAN, 1.0, NAN, 4.0], [NAN, 1.0, 2.5, 4.0], 0),
+        ([NAN, NAN], [NAN, NAN, NAN, NAN], 0), ([2.0, NAN, 2.0], [NAN, 2.0, 2.0, 2.0], 1),
+        ([1.0, INF, 2.0], [INF, 1.0, 2.0, INF], 1), ([-INF, INF, 2.0], [NAN, -INF, 2.0, INF], 1),
+        ([1.0, -INF], [-INF, -INF, -INF, 1.0], 0), ([3.0, 5.0, 5.0], [13 / 3, 3.0, 5.0, 5.0], 1),
         ([-0.5], [-0.5, -0.5, -0.5, -0.5], 0),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_is_no_number_stays_visible(values, expected, rank):
     statistics = one_step(values)
     assert numbers(statistics) == pytest.approx(expected, nan_ok=True)
@@ -120,11 +116,8 @@ def test_a_tag_may_come_late_but_its_step_has_reported_its_ranks_by_then():
     assert found == {
         1: {"x": 1.0},
         2: {
-            "x": 1.5,
-            "zz_ranks/x/min": 1.0,
-            "zz_ranks/x/median": 1.5,
-            "zz_ranks/x/max": 2.0,
+            "x": 1.5, "zz_ranks/x/min": 1.0, "zz_ranks/x/median": 1.5, "zz_ranks/x/max": 2.0,
             "zz_ranks/x/argmax_rank": 1.0,
         },
-    }
+    }  # fmt: skip
     assert merged((4, 0, {"x": 1.0}), rule=rule)[4]["zz_ranks/x/min"] == 1.0  # it has begun

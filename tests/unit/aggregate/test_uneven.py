@@ -84,15 +84,11 @@ def waits_of(step: int, waiting: Sequence[float], idle: Sequence[float]) -> Iter
             rank,
             step,
             {
-                "zz_perf/step_ms": 100.0,
-                "zz_perf/data_wait_ms": data,
-                "zz_perf/own_ms": data + 5.0,
-                "zz_perf/wait_ms": 95.0 - data,
-                "zz_perf/phase/data/blocked_ms": data,
-                "zz_perf/phase/forward/cpu_ms": 5.0,
-                "zz_perf/phase/data/idle_ms": rest,
+                "zz_perf/step_ms": 100.0, "zz_perf/data_wait_ms": data, "zz_perf/own_ms": data + 5.0,
+                "zz_perf/wait_ms": 95.0 - data, "zz_perf/phase/data/blocked_ms": data,
+                "zz_perf/phase/forward/cpu_ms": 5.0, "zz_perf/phase/data/idle_ms": rest,
             },
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -157,14 +153,11 @@ def hosts_of(step: int, ranks: int, *, factors: tuple[float, float] = (1.0, 1.0)
             rank,
             step,
             {
-                "zz_perf/own_ms": own,
-                "zz_perf/wait_ms": longest - own - queued,
-                "zz_perf/phase/forward/cpu_ms": forward,
-                "zz_perf/phase/backward/cpu_ms": backward,
-                "zz_perf/phase/optimizer/cpu_ms": optimizer,
-                "zz_perf/phase/backward/queue_ms": queued,
+                "zz_perf/own_ms": own, "zz_perf/wait_ms": longest - own - queued,
+                "zz_perf/phase/forward/cpu_ms": forward, "zz_perf/phase/backward/cpu_ms": backward,
+                "zz_perf/phase/optimizer/cpu_ms": optimizer, "zz_perf/phase/backward/queue_ms": queued,
             },
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

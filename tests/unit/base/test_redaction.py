@@ -75,14 +75,10 @@ primary_key sort_key foreign_key cache_key hf_token_path
 """
 COUNTS = "tokens_per_second keys"
 ORDINARY_TEXTS = [
-    "https://example.org/data.tar.gz?version=2",
-    "git@github.com:a/b.git",
-    "no key 'layer1.weight'",
-    "Basic training of a network",
-    "Config(password=None, token=None, use_auth=True)",
-    "OpenHermes2.5UltraChat200kFilteredDedupV3Long",
-    "sk_classification_multi_label",
-]
+    "https://example.org/data.tar.gz?version=2", "git@github.com:a/b.git", "no key 'layer1.weight'",
+    "Basic training of a network", "Config(password=None, token=None, use_auth=True)",
+    "OpenHermes2.5UltraChat200kFilteredDedupV3Long", "sk_classification_multi_label",
+]  # fmt: skip
 ORDINARY_CODE = [
     'x = batch["tokens"].to(device)',
     'loss = model(batch["image"], key="label")',

@@ -27,13 +27,10 @@ def test_missing_keys_mean_the_defaults():
 def test_all_keys_are_taken():
     spec = check_collect_landscape(
         {
-            "intervals": [[5, 3, 4], [1, 3, 5]],
-            "unit": "epoch",
-            "num_samples": 16,
-            "landscape_size": 7,
+            "intervals": [[5, 3, 4], [1, 3, 5]], "unit": "epoch", "num_samples": 16, "landscape_size": 7,
             "create_landscape": {"train": False},
         }
-    )
+    )  # fmt: skip
     assert spec == LandscapeSpec(
         intervals=((5, 3, 4), (1, 3, 5)),
         unit="epoch",
@@ -48,15 +45,10 @@ def test_all_keys_are_taken():
 @pytest.mark.parametrize(
     "accepted",
     [
-        {"landscape_size": 3},
-        {"landscape_size": 256},
-        {"num_samples": 0},
-        {"num_samples": -1},
-        {"create_landscape": {}},
-        {"intervals": []},
-        {"intervals": [[True, 2, 3]]},
+        {"landscape_size": 3}, {"landscape_size": 256}, {"num_samples": 0}, {"num_samples": -1},
+        {"create_landscape": {}}, {"intervals": []}, {"intervals": [[True, 2, 3]]},
     ],
-)
+)  # fmt: skip
 def test_what_mindspore_accepts_is_accepted(accepted):
     assert check_collect_landscape({"intervals": GROUPS, **accepted}) is not None
 

@@ -95,11 +95,8 @@ def test_a_large_array_is_split_and_joined(tmp_path):
     write_ckpt(tmp_path / "a.ckpt", state, slice_bytes=16)
     values = pb.Checkpoint.FromString((tmp_path / "a.ckpt").read_bytes()).value
     assert [(v.tag, list(v.tensor.dims), len(v.tensor.tensor_content)) for v in values] == [
-        ("a", [2, 5], 16),
-        ("a", [2, 5], 12),
-        ("a", [2, 5], 12),
-        ("b", [2], 16),
-    ]
+        ("a", [2, 5], 16), ("a", [2, 5], 12), ("a", [2, 5], 12), ("b", [2], 16),
+    ]  # fmt: skip
     read = map_ckpt(tmp_path / "a.ckpt").own()
     np.testing.assert_array_equal(read["a"], state["a"])
     np.testing.assert_array_equal(read["b"], state["b"])

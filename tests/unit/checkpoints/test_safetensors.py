@@ -12,16 +12,11 @@ from distsummary.checkpoints.safetensors import map_safetensors, write_safetenso
 from distsummary.errors import DamagedFileError, InvalidTypeError, InvalidValueError
 
 ARRAYS = {
-    "f16": np.array([1, np.nan], np.float16),
-    "f32": np.arange(6, dtype=np.float32).reshape(2, 3).T,
-    "f64": np.array(2.5),
-    "big": np.arange(3, dtype=">i4"),
-    "i8": np.array([-1], np.int8),
-    "u64": np.array([1 << 63], np.uint64),
-    "bool": np.array([[True], [False]]),
-    "c64": np.array([1 + 2j], np.complex64),
-    "none": np.empty((0, 2), np.float32),
-}
+    "f16": np.array([1, np.nan], np.float16), "f32": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    "f64": np.array(2.5), "big": np.arange(3, dtype=">i4"), "i8": np.array([-1], np.int8),
+    "u64": np.array([1 << 63], np.uint64), "bool": np.array([[True], [False]]),
+    "c64": np.array([1 + 2j], np.complex64), "none": np.empty((0, 2), np.float32),
+}  # fmt: skip
 
 
 def _file(tmp_path, header, content=b""):

@@ -43,17 +43,10 @@ def test_a_scalar_says_where_it_stands(nasty_tmp_path: Path):
     path = event_file(nasty_tmp_path, Value("scalar", "loss <é>", 0.25))
     assert lines(path) == [
         {
-            "file": str(path),
-            "dialect": "mindspore",
-            "attempt": 2,
-            "seq": 41,
-            "step": 7,
-            "wall_time": 1.5,
-            "plugin": "scalar",
-            "tag": "loss <é>",
-            "value": 0.25,
+            "file": str(path), "dialect": "mindspore", "attempt": 2, "seq": 41, "step": 7, "wall_time": 1.5,
+            "plugin": "scalar", "tag": "loss <é>", "value": 0.25,
         }
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -86,13 +79,8 @@ def test_each_plugin_has_its_fields(nasty_tmp_path: Path):
         "sha256": hashlib.sha256(picture.encoded).hexdigest(),
     }
     assert values["landscape"]["shapes"] == {
-        "x": [3],
-        "y": [4],
-        "z": [4, 3],
-        "path_x": [3],
-        "path_y": [3],
-        "path_z": [3],
-    }
+        "x": [3], "y": [4], "z": [4, 3], "path_x": [3], "path_y": [3], "path_z": [3],
+    }  # fmt: skip
     assert "z" not in values["landscape"]
     assert values["text"] == {"characters": len(samples.TEXT), "text": samples.TEXT}
     digest = hashlib.sha256(samples.SOUND.encoded).hexdigest()
@@ -167,12 +155,9 @@ def test_damage_and_a_torn_end_are_reported_with_their_bytes(nasty_tmp_path: Pat
     flip(path, second)
     reported = [(r["plugin"], r["seq"], r.get("offset")) for r in lines(path)]
     assert reported == [
-        ("scalar", 1, None),
-        ("damage", None, second),
-        ("scalar", 3, None),
-        ("scalar", 4, None),
+        ("scalar", 1, None), ("damage", None, second), ("scalar", 3, None), ("scalar", 4, None),
         ("damage", None, sum(map(len, frames))),
-    ]
+    ]  # fmt: skip
 
 
 def test_a_run_is_reported_with_its_ranks_in_both_dialects(nasty_tmp_path: Path):
@@ -241,14 +226,7 @@ def test_norms_are_listed_by_parameter(nasty_tmp_path: Path):
     ]
     [line] = lines(path, full=True)
     assert line["value"]["parameters"][0] == {
-        "name": "a.weight",
-        "weight": 1.0,
-        "gradient": 3.0,
-        "nonfinite": [0, 0],
-        "update": 0.5,
-        "update_max": 0.5,
-        "shape": [4],
-        "start": 0,
-        "local_size": 4,
-    }
+        "name": "a.weight", "weight": 1.0, "gradient": 3.0, "nonfinite": [0, 0], "update": 0.5,
+        "update_max": 0.5, "shape": [4], "start": 0, "local_size": 4,
+    }  # fmt: skip
     assert line["value"]["parameters"][1]["update"] == "NaN"

@@ -87,12 +87,8 @@ def test_damage_is_named_with_its_byte(nasty_tmp_path: Path):
     flip(path, offset + 14)
     (one,) = fsck(nasty_tmp_path).findings
     assert (one.kind, one.file, one.offset, one.severity, one.repairable) == (
-        "damaged",
-        path,
-        offset,
-        "error",
-        False,
-    )
+        "damaged", path, offset, "error", False,
+    )  # fmt: skip
 
 
 def test_a_torn_tail_is_cut_and_kept(nasty_tmp_path: Path):
@@ -189,11 +185,8 @@ def test_a_damaged_manifest_is_made_again_and_the_old_one_kept(nasty_tmp_path: P
     (attempt,) = manifest["attempts"]
     assert (manifest["run_id"], manifest["created"]) == (RUN, 1.0)
     assert (attempt["role"], attempt["attempt"], attempt["world_size"], attempt["started"]) == (
-        "train",
-        0,
-        2,
-        1.0,
-    )
+        "train", 0, 2, 1.0,
+    )  # fmt: skip
     assert [rank.state for rank in read_run(run).attempts[0].ranks] == ["unknown", "unknown"]
     assert manifest["state"] == "unknown"
 

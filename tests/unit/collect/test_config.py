@@ -217,10 +217,7 @@ def test_secrets_are_replaced_wherever_they_stand(caplog: pytest.LogCaptureFixtu
     text = json.dumps([config.nested, config.flat]) + " ".join(caplog.messages)
     assert not [secret for secret in ("k3y", "42", "pw@", "abcdefghijklmnop") if secret in text]
     assert config.nested["db"] == {
-        "hf_token": "***",
-        "token": None,
-        "use_auth": True,
-        "pin": {"secret": "***"},
-    }
+        "hf_token": "***", "token": None, "use_auth": True, "pin": {"secret": "***"},
+    }  # fmt: skip
     assert config.nested["client"] == "Client(api_key=***, url='https://***@host/x', retries=3)"
     assert config.nested["max_tokens"] == 512

@@ -18,15 +18,11 @@ BATCH = np.random.default_rng(0).integers(0, 256, (3, 3, 5, 7), np.uint8)
 BATCH.ravel()[:2] = 0, 255
 GREY = BATCH[:, :1]
 LAYOUTS = {
-    "NCHW": (BATCH, BATCH),
-    "NHWC": (BATCH.transpose(0, 2, 3, 1), BATCH),
-    "CHW": (BATCH[0], BATCH[:1]),
-    "HWC": (BATCH[0].transpose(1, 2, 0), BATCH[:1]),
-    "HW": (GREY[0, 0], GREY[:1]),
-    "NCHW grey": (GREY, GREY),
-    "NHWC grey": (GREY.transpose(0, 2, 3, 1), GREY),
+    "NCHW": (BATCH, BATCH), "NHWC": (BATCH.transpose(0, 2, 3, 1), BATCH), "CHW": (BATCH[0], BATCH[:1]),
+    "HWC": (BATCH[0].transpose(1, 2, 0), BATCH[:1]), "HW": (GREY[0, 0], GREY[:1]),
+    "NCHW grey": (GREY, GREY), "NHWC grey": (GREY.transpose(0, 2, 3, 1), GREY),
     "reversed rows": (BATCH[:, :, ::-1], BATCH[:, :, ::-1]),
-}
+}  # fmt: skip
 
 
 def decoded(directory: Path, tag: str) -> list[np.ndarray]:

@@ -64,13 +64,10 @@ NETWORK = Model()
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        ((NETWORK,), [32, NETWORK, None, False, None]),
-        ((NETWORK, 600), [32, NETWORK, 600, False, None]),
-        ((None, 600), [32, None, 600, False, None]),
-        ((None, 600, True), [32, None, 600, True, None]),
+        ((NETWORK,), [32, NETWORK, None, False, None]), ((NETWORK, 600), [32, NETWORK, 600, False, None]),
+        ((None, 600), [32, None, 600, False, None]), ((None, 600, True), [32, None, 600, True, None]),
         ((None, None, True), [32, None, None, True, None]),
-        ((None, None, True, {}), [32, None, None, True, {}]),
-        ((8,), [8, None, None, False, None]),
+        ((None, None, True, {}), [32, None, None, True, {}]), ((8,), [8, None, None, False, None]),
         ((8, NETWORK, 600), [8, NETWORK, 600, False, None]),
         ((8, None, 600, True), [8, None, 600, True, None]),
         ((None, NETWORK), [None, NETWORK, None, False, None]),
@@ -78,7 +75,7 @@ NETWORK = Model()
         ((None, None, None, True), [None, None, None, True, None]),
         ((None,), [None, None, None, False, None]),
     ],
-)
+)  # fmt: skip
 def test_the_arguments_of_a_record_are_distinguished_by_their_types(caplog, arguments, meant):
     assert Constructed("dir", "events", "_MS", *arguments).given == meant
     assert (SAID in caplog.text) == (len(arguments) > 0 and meant[0] == 32)

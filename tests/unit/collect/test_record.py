@@ -47,18 +47,12 @@ def landscape():
 
 
 GOOD = {
-    "scalar": 1.5,
-    "tensor": np.zeros((2, 0), dtype=np.float16),
-    "histogram": np.arange(3),
-    "image": np.zeros((2, 3, 4, 5)),
-    "landscape": landscape(),
-    "text": "Größe **大**, a NUL \0",
-    "graph": graph().SerializeToString(),
-    "dataset_graph": lineage.DatasetGraph(),
-    "train_lineage": lineage.TrainLineage(),
-    "eval_lineage": lineage.EvaluationLineage(),
+    "scalar": 1.5, "tensor": np.zeros((2, 0), dtype=np.float16), "histogram": np.arange(3),
+    "image": np.zeros((2, 3, 4, 5)), "landscape": landscape(), "text": "Größe **大**, a NUL \0",
+    "graph": graph().SerializeToString(), "dataset_graph": lineage.DatasetGraph(),
+    "train_lineage": lineage.TrainLineage(), "eval_lineage": lineage.EvaluationLineage(),
     "custom_lineage_data": lineage.UserDefinedInfo(),
-}
+}  # fmt: skip
 
 
 def test_one_call_records_one_event(record, writer):
@@ -354,18 +348,13 @@ def test_scalars_are_an_event_at_once_and_leave_the_pool_alone(record, writer):
 @pytest.mark.parametrize(
     ("step", "values", "error", "named"),
     [
-        (1, {"a": "x"}, InvalidTypeError, "a"),
-        (1, {"a": np.zeros(2)}, InvalidValueError, "a"),
-        (1, {"a": 10**400}, InvalidValueError, "a"),
-        (1, {"": 1.0}, InvalidValueError, "blank"),
-        (1, {3: 1.0}, InvalidTypeError, "3"),
-        (1, {"x" * 1025: 1.0}, InvalidValueError, "1024"),
-        (1, {}, InvalidValueError, "none"),
-        (1, [1.0], InvalidTypeError, "values"),
-        ("1", {"a": 1.0}, InvalidTypeError, "step"),
-        (2**63, {"a": 1.0}, InvalidValueError, "step"),
+        (1, {"a": "x"}, InvalidTypeError, "a"), (1, {"a": np.zeros(2)}, InvalidValueError, "a"),
+        (1, {"a": 10**400}, InvalidValueError, "a"), (1, {"": 1.0}, InvalidValueError, "blank"),
+        (1, {3: 1.0}, InvalidTypeError, "3"), (1, {"x" * 1025: 1.0}, InvalidValueError, "1024"),
+        (1, {}, InvalidValueError, "none"), (1, [1.0], InvalidTypeError, "values"),
+        ("1", {"a": 1.0}, InvalidTypeError, "step"), (2**63, {"a": 1.0}, InvalidValueError, "step"),
     ],
-)
+)  # fmt: skip
 def test_bad_scalars_are_refused_at_the_call_the_first_time_and_later(
     record, writer, step, values, error, named
 ):

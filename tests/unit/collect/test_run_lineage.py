@@ -75,11 +75,8 @@ def test_the_lineage_of_a_training_says_what_its_loop_reports():
     hyper = message.hyper_parameters
     assert (hyper.optimizer, hyper.learning_rate, hyper.loss_function) == ("Momentum", 0.25, "cross_entropy")
     assert (hyper.epoch, hyper.parallel_mode, hyper.device_num, hyper.batch_size) == (
-        3,
-        "data_parallel",
-        2,
-        5,
-    )
+        3, "data_parallel", 2, 5,
+    )  # fmt: skip
     assert (message.algorithm.network, message.algorithm.loss) == ("Model", 0.5)
     assert message.train_dataset.train_dataset_path.endswith("/data/digits")
     assert message.train_dataset.train_dataset_size == 6

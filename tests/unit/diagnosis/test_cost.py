@@ -220,12 +220,8 @@ def test_a_rank_that_is_slow_for_the_same_cause_several_times_is_one_verdict() -
     ]
     found = joined(parts)
     assert [(one.rank, one.cause) for one in found] == [
-        (2, "data"),
-        (2, "forward"),
-        (1, "data"),
-        (2, "nan"),
-        (2, "nan"),
-    ]
+        (2, "data"), (2, "forward"), (1, "data"), (2, "nan"), (2, "nan"),
+    ]  # fmt: skip
     assert found[0].intervals == ((100, 119), (200, 220), (300, None))
     assert (found[0].since_step, found[0].until_step, found[0].evidence) == (100, None, "dearest")
     assert (found[0].lost_s, found[0].reported_step) == (3.0, 105)

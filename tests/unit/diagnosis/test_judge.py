@@ -37,16 +37,10 @@ def one_axis(rank: int) -> dict[str, int]:
 
 def test_own_times_sorts_scalars_of_any_order_and_leaves_out_waiting() -> None:
     tags = [
-        "loss",
-        "zz_perf/phase/data/cpu_ms",
-        "zz_perf/phase/data/blocked_ms",
-        "zz_perf/phase/wait/cpu_ms",
-        "zz_perf/phase/wait/blocked_ms",
-        "zz_perf/phase/backward/cpu_ms",
-        "zz_perf/phase/forward/queue_ms",
-        "zz_perf/phase/rest/queue_ms",
-        "zz_perf/phase/evaluation/cpu_ms",
-    ]
+        "loss", "zz_perf/phase/data/cpu_ms", "zz_perf/phase/data/blocked_ms", "zz_perf/phase/wait/cpu_ms",
+        "zz_perf/phase/wait/blocked_ms", "zz_perf/phase/backward/cpu_ms", "zz_perf/phase/forward/queue_ms",
+        "zz_perf/phase/rest/queue_ms", "zz_perf/phase/evaluation/cpu_ms",
+    ]  # fmt: skip
     rows = [(tag, rank, step) for step in (2, 1) for rank in (1, 0) for tag in range(len(tags))]
     which, ranks, steps = (np.array(column) for column in zip(*rows, strict=True))
     values = 10.0**which * (1 + ranks)

@@ -71,13 +71,8 @@ def test_errors_come_first_then_what_ended_the_training_then_what_cost_most() ->
         return replace(SLOW, cause=cause, lost_s=lost_s, level="")
 
     verdicts = [
-        one("data", 1.0),
-        one("config"),
-        one("forward", 9.0),
-        one("drift"),
-        one("hang", 2.0),
-        one("nan"),
-    ]
+        one("data", 1.0), one("config"), one("forward", 9.0), one("drift"), one("hang", 2.0), one("nan"),
+    ]  # fmt: skip
     assert [found.cause for found in sorted(verdicts, key=weight)] == [
         "hang", "nan", "drift", "forward", "data", "config",
     ]  # fmt: skip

@@ -167,14 +167,11 @@ def test_a_parameter_is_named_also_after_and_at_the_step_of_an_infinity() -> Non
 @pytest.mark.parametrize(
     ("tags", "first"),
     [
-        (("train/grad_norm", "train/loss"), "train/loss"),
-        (("perplexity", "loss"), "loss"),
-        (("layer0/grad", "out/entropy"), "out/entropy"),
-        (("weight/0", "layer0/grad"), "layer0/grad"),
-        (("val_loss", "train/norm"), "train/norm"),
-        (("test/accuracy", "accuracy"), "accuracy"),
+        (("train/grad_norm", "train/loss"), "train/loss"), (("perplexity", "loss"), "loss"),
+        (("layer0/grad", "out/entropy"), "out/entropy"), (("weight/0", "layer0/grad"), "layer0/grad"),
+        (("val_loss", "train/norm"), "train/norm"), (("test/accuracy", "accuracy"), "accuracy"),
     ],
-)
+)  # fmt: skip
 def test_of_numbers_on_as_many_ranks_the_one_that_arises_first_in_a_step_is_the_origin(tags, first):
     make: Callable[[str], list[Row]] = lambda tag: numbers(tag, everywhere(3))  # noqa: E731
     [verdict] = look(FirstNonFinite(), [row for tag in tags for row in make(tag)])

@@ -6,15 +6,9 @@ import pytest
 from distsummary.diagnosis.slow import PHASES, Slow, SlowRanks
 
 STEP_MS = {
-    "data": 4.4,
-    "forward": 5.2,
-    "backward": 3.6,
-    "optimizer": 2.4,
-    "python": 0.0,
-    "recording": 0.08,
-    "checkpoint": 0.0,
-    "rest": 1.4,
-}
+    "data": 4.4, "forward": 5.2, "backward": 3.6, "optimizer": 2.4, "python": 0.0, "recording": 0.08,
+    "checkpoint": 0.0, "rest": 1.4,
+}  # fmt: skip
 OWN_MS = sum(STEP_MS.values())
 
 

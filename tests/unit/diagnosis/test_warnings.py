@@ -91,13 +91,10 @@ def memory(gib, *, tag="zz_system/process/private_gib", ranks=1) -> list[Verdict
 
 AT = np.arange(2000)
 GROWING = {
-    "from the start": 4 + 0.05 * AT,
-    "slowly": 4 + 0.004 * AT,
-    "by graphs that are kept": 0.3 + 0.0125 * AT[:113],
-    "late": 4 + 0.05 * np.maximum(0, AT - 1000),
-    "at each evaluation": 4 + 0.3 * (AT // 60),
-    "with noise": 4 + 0.02 * AT + RNG.normal(0, 0.05, len(AT)),
-}
+    "from the start": 4 + 0.05 * AT, "slowly": 4 + 0.004 * AT,
+    "by graphs that are kept": 0.3 + 0.0125 * AT[:113], "late": 4 + 0.05 * np.maximum(0, AT - 1000),
+    "at each evaluation": 4 + 0.3 * (AT // 60), "with noise": 4 + 0.02 * AT + RNG.normal(0, 0.05, len(AT)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("gib", GROWING.values(), ids=GROWING.keys())

@@ -20,15 +20,11 @@ FOUND = check_definitions(
 @pytest.mark.parametrize(
     ("tag", "across", "best", "unit"),
     [
-        ("loss", "sum", None, "u"),
-        ("eval/loss", "sum", "min", "u"),
-        ("eval/a/b", "sum", "max", "u"),
-        ("a[b]", "sum", None, "own"),
-        ("ab", "sum", None, "own"),
-        ("zz_perf/step_ms", "max", None, None),
+        ("loss", "sum", None, "u"), ("eval/loss", "sum", "min", "u"), ("eval/a/b", "sum", "max", "u"),
+        ("a[b]", "sum", None, "own"), ("ab", "sum", None, "own"), ("zz_perf/step_ms", "max", None, None),
         ("zz_perf/x", None, None, None),
     ],
-)
+)  # fmt: skip
 def test_the_nearest_definition_counts(tag: str, across: str, best: str, unit: str) -> None:
     assert Definitions(FOUND).of(tag) == (across, best, unit)
 

@@ -71,11 +71,8 @@ def test_tensorboard_gets_edges_shapes_and_counts():
 def test_mindinsight_gets_numbered_nodes_with_full_names_and_types():
     read = pb.GraphProto.FromString(mindspore_graph.encode(NET))
     assert [(node.name, node.scope, node.full_name) for node in read.node] == [
-        ("1", "", "x"),
-        ("2", "body", "body/0"),
-        ("3", "body", "body/1"),
-        ("4", "", "output"),
-    ]
+        ("1", "", "x"), ("2", "body", "body/0"), ("3", "body", "body/1"), ("4", "", "output"),
+    ]  # fmt: skip
     assert [(used.name, used.type) for used in read.node[3].input] == [
         ("3", pb.InputProto.DATA_EDGE),
         ("2", pb.InputProto.CONTROL_EDGE),

@@ -25,14 +25,11 @@ TABLE = ParameterTable(
 
 def measured(table=TABLE, **more):
     columns = {
-        "weight_sums": [1.5, NAN, 1e-300, 0.0],
-        "gradient_sums": [1e300, 0.0, INF, 2.0],
-        "has_gradient": [True, False, True, True],
-        "weight_nonfinite": [0, 3, 0, 0],
-        "gradient_nonfinite": [0, 0, 2**40, 0],
-        "update_sums": [NAN, 1e-20, NAN, INF],
+        "weight_sums": [1.5, NAN, 1e-300, 0.0], "gradient_sums": [1e300, 0.0, INF, 2.0],
+        "has_gradient": [True, False, True, True], "weight_nonfinite": [0, 3, 0, 0],
+        "gradient_nonfinite": [0, 0, 2**40, 0], "update_sums": [NAN, 1e-20, NAN, INF],
         "update_max": [NAN, 1e-10, NAN, INF],
-    } | more
+    } | more  # fmt: skip
     return ParameterNorms(
         table, **{name: np.array(columns[name], dtype) for name, (dtype, _) in COLUMNS.items()}
     )

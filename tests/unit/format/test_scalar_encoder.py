@@ -72,15 +72,10 @@ def test_a_single_dialect_is_the_same(dialect: str):
 @pytest.mark.parametrize(
     ("tags", "wall_time", "step"),
     [
-        (("a",), 1.5, 0),
-        (("a",), 1.5, -1),
-        (("a",), 0.0, 1),
-        ((), 1.5, 1),
-        (("",), 1.5, 1),
-        (("x" * 1025,), 1.5, 1),
-        (("\ud800",), 1.5, 1),
+        (("a",), 1.5, 0), (("a",), 1.5, -1), (("a",), 0.0, 1), ((), 1.5, 1), (("",), 1.5, 1),
+        (("x" * 1025,), 1.5, 1), (("\ud800",), 1.5, 1),
     ],
-)
+)  # fmt: skip
 def test_what_is_unusual_is_left_to_the_general_way(tags, wall_time: float, step: int, count: int):
     scalars = rows(tags, [(wall_time, step, [1.0] * len(tags))] * count)
     stretches = list(ScalarEncoder(RUN, 3, DIALECTS).encode(1, scalars))

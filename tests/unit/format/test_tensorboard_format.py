@@ -182,15 +182,11 @@ def decoded_text(strings: list[bytes], shape: list[int]) -> str:
 @pytest.mark.parametrize(
     ("strings", "shape", "text"),
     [
-        ([b"a"], [], "a"),
-        ([b"a"], [1], "a"),
-        ([b"a", b"b"], [2], "a\nb"),
-        ([b"a", b"b", b"c", b"d"], [2, 2], "a | b\nc | d"),
-        ([b"a", b"b", b"c", b"d"], [2, 2, 1], "a\nb"),
-        ([], [0], ""),
-        ([], [3, 0], ""),
+        ([b"a"], [], "a"), ([b"a"], [1], "a"), ([b"a", b"b"], [2], "a\nb"),
+        ([b"a", b"b", b"c", b"d"], [2, 2], "a | b\nc | d"), ([b"a", b"b", b"c", b"d"], [2, 2, 1], "a\nb"),
+        ([], [0], ""), ([], [3, 0], ""),
     ],
-)
+)  # fmt: skip
 def test_tables_of_other_writers_are_read_line_by_line(strings: list[bytes], shape: list[int], text: str):
     assert decoded_text(strings, shape) == text
 

@@ -15,21 +15,14 @@ LARGE = 50_000
 @pytest.mark.parametrize(
     "array",
     [
-        np.arange(LARGE, dtype=np.float32),
-        np.arange(LARGE * 2).reshape(2, LARGE)[:, ::-2],
-        np.arange(LARGE, dtype=">f8"),
-        np.asfortranarray(np.arange(LARGE * 2.0).reshape(100, -1)),
-        np.arange(LARGE) > 7,
-        np.arange(LARGE).astype("datetime64[s]"),
-        np.zeros(LARGE, np.complex128),
-        np.full(LARGE, "x"),
-        np.zeros(LARGE, [("a", "<f4"), ("b", "<i8")]),
-        np.float64(3.5).reshape(()),
-        np.empty((0, 3)),
-        np.array([None] * LARGE),
+        np.arange(LARGE, dtype=np.float32), np.arange(LARGE * 2).reshape(2, LARGE)[:, ::-2],
+        np.arange(LARGE, dtype=">f8"), np.asfortranarray(np.arange(LARGE * 2.0).reshape(100, -1)),
+        np.arange(LARGE) > 7, np.arange(LARGE).astype("datetime64[s]"), np.zeros(LARGE, np.complex128),
+        np.full(LARGE, "x"), np.zeros(LARGE, [("a", "<f4"), ("b", "<i8")]), np.float64(3.5).reshape(()),
+        np.empty((0, 3)), np.array([None] * LARGE),
     ],
     ids=lambda array: f"{array.dtype}-{array.shape}",
-)
+)  # fmt: skip
 def test_a_copy_has_the_values_and_shares_no_memory(array):
     copy = staged(array)
     np.testing.assert_array_equal(copy, array)

@@ -43,15 +43,9 @@ class Holder:
 
 
 CONTAINERS = [
-    [1, 2],
-    (1, (2,)),
-    Pair(1, 2),
-    {"b": 1, "a": [2]},
-    OrderedDict(b=1, a=2),
-    Encoding({"x": 1, "y": 2}, more=5),
-    Named(x=1, y=2),
-    Frozen(1),
-]
+    [1, 2], (1, (2,)), Pair(1, 2), {"b": 1, "a": [2]}, OrderedDict(b=1, a=2),
+    Encoding({"x": 1, "y": 2}, more=5), Named(x=1, y=2), Frozen(1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("batch", CONTAINERS, ids=lambda batch: type(batch).__name__)

@@ -71,20 +71,12 @@ ROWS = np.zeros((5, 2))
 @pytest.mark.parametrize(
     ("batch", "rows"),
     [
-        (ROWS, 5),
-        ((ROWS, np.zeros(3)), 5),
-        ([[ROWS, np.zeros(3)], np.zeros(4)], 5),
-        ({"id": 7, "scale": np.float32(1), "x": ROWS}, 5),
-        ({"names": ["a", "b"], "x": ROWS}, 5),
-        (UserDict(id=7, x=ROWS), 5),
-        (Sample(7, ROWS), 5),
-        (Held([ROWS]), 5),
-        ((["a", "b"], [0, 1]), 2),
-        ([(), np.zeros((0, 3))], 0),
-        ((1.0, 2.0), 1),
-        (3, 1),
+        (ROWS, 5), ((ROWS, np.zeros(3)), 5), ([[ROWS, np.zeros(3)], np.zeros(4)], 5),
+        ({"id": 7, "scale": np.float32(1), "x": ROWS}, 5), ({"names": ["a", "b"], "x": ROWS}, 5),
+        (UserDict(id=7, x=ROWS), 5), (Sample(7, ROWS), 5), (Held([ROWS]), 5), ((["a", "b"], [0, 1]), 2),
+        ([(), np.zeros((0, 3))], 0), ((1.0, 2.0), 1), (3, 1),
     ],
-)
+)  # fmt: skip
 def test_rows_are_those_of_the_first_array_that_has_any(batch: Any, rows: int) -> None:
     assert batch_rows(batch) == rows
 

@@ -28,12 +28,8 @@ def draw(**changes: Any) -> Any:
     """5 x 5 landscapes of the golden run, PCA unless said otherwise: a grid, or several by direction."""
     model, loss_fn, data = make_parts()
     arguments = {
-        "around": golden_mlp.CKPT_DIR,
-        "size": 5,
-        "progress": False,
-        "model": model,
-        "batches": data,
-    } | ({} if "batch_loss" in changes else {"loss_fn": loss_fn})
+        "around": golden_mlp.CKPT_DIR, "size": 5, "progress": False, "model": model, "batches": data,
+    } | ({} if "batch_loss" in changes else {"loss_fn": loss_fn})  # fmt: skip
     arguments |= changes
     directions = changes.get("directions")
     if isinstance(directions, list | tuple):
@@ -79,11 +75,8 @@ def test_one_direction_gives_a_grid_and_several_a_dict(run_dir: RunDir) -> None:
     single = draw(around=run_dir)
     assert (single.decomposition, single.numbers) == ("PCA", (1, 2, 3, 4))
     assert (single.unit, single.step_per_epoch, single.mode, single.bn_mode) == (
-        "step",
-        4,
-        "standard",
-        "eval",
-    )
+        "step", 4, "standard", "eval",
+    )  # fmt: skip
     assert (single.centering, single.normalization, single.engine) == ("last", "none", "numpy-naive")
     both = draw(around=str(run_dir.base), directions=("pca", "random"), seed=4)
     assert list(both) == ["pca", "random"]

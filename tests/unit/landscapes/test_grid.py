@@ -35,25 +35,15 @@ from tests.refusals import refused
 def make_grid(**changes: Any) -> LossGrid:
     """A small PCA grid; z[i, j] = 10 i + j."""
     fields: dict[str, Any] = {
-        "x": np.linspace(-1, 1, 4),
-        "y": np.linspace(-2, 2, 3),
-        "z": np.add.outer(10.0 * np.arange(3), np.arange(4.0)),
-        "numbers": (1, 5, 9),
-        "path": np.array([[-0.9, 0.1], [-0.4, 1.5], [0.0, 0.0]]),
-        "path_loss": np.array([3.0, 2.0, 1.0]),
-        "true_loss": np.array([3.5, 2.25, 1.0]),
-        "residuals": np.array([0.1, 0.2, 0.0]),
-        "decomposition": "PCA",
-        "convergence_point": (0.0, 0.0, 1.0),
-        "explained_variance": np.array([0.8, 0.15]),
-        "unit": "epoch",
-        "step_per_epoch": 7,
-        "centering": "last",
-        "seed": 3,
-        "engine": "numpy-naive",
-        "samples": 16,
+        "x": np.linspace(-1, 1, 4), "y": np.linspace(-2, 2, 3),
+        "z": np.add.outer(10.0 * np.arange(3), np.arange(4.0)), "numbers": (1, 5, 9),
+        "path": np.array([[-0.9, 0.1], [-0.4, 1.5], [0.0, 0.0]]), "path_loss": np.array([3.0, 2.0, 1.0]),
+        "true_loss": np.array([3.5, 2.25, 1.0]), "residuals": np.array([0.1, 0.2, 0.0]),
+        "decomposition": "PCA", "convergence_point": (0.0, 0.0, 1.0),
+        "explained_variance": np.array([0.8, 0.15]), "unit": "epoch", "step_per_epoch": 7,
+        "centering": "last", "seed": 3, "engine": "numpy-naive", "samples": 16,
         "worker_seconds": {"here": 1.5},
-    }
+    }  # fmt: skip
     return LossGrid(**(fields | changes))
 
 
@@ -103,21 +93,11 @@ def full_grid() -> LossGrid:
 
 QUANTITY_NAMES = (
     *(
-        "accuracy",
-        "stderr",
-        "loss[3]",
-        "test/loss",
-        "test/a/../b",
-        "run",
-        "50%",
-        "50%2F",
-        ".",
-        "..",
-        "/",
+        "accuracy", "stderr", "loss[3]", "test/loss", "test/a/../b", "run", "50%", "50%2F", ".", "..", "/",
         "a b",
     ),
     *('<&">', "z", "x.npy", "meta", "雪"),
-)
+)  # fmt: skip
 GRIDS = {"pca": make_grid(), "random": random_grid(numbers=()), "full": full_grid()}
 
 

@@ -91,14 +91,9 @@ def test_points_without_a_line_or_plane_are_refused() -> None:
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [
-        ([1, 1, 1], 0),
-        ([2, 1, 0], 0),
-        ([2, 0, 1], 0),
-        ([1, 3, 1], 2),
-        ([0, 3, 2], 2),
-        ([1, np.nan, 1], np.inf),
-        ([1, 2, np.inf], np.inf),
+        ([1, 1, 1], 0), ([2, 1, 0], 0), ([2, 0, 1], 0), ([1, 3, 1], 2), ([0, 3, 2], 2),
+        ([1, np.nan, 1], np.inf), ([1, 2, np.inf], np.inf),
     ],
-)
+)  # fmt: skip
 def test_a_barrier_is_what_rises_above_the_straight_line_between_the_ends(losses, expected):
     assert barrier(np.array(losses, np.float64)) == expected

@@ -11,12 +11,9 @@ from distsummary.landscapes.directions.parameters import canonical, moving, near
 from tests.refusals import refused
 
 NAMES = [
-    "model.layers.0.q_proj.weight",
-    "model.layers.0.q_proj.lora_A.weight",
-    "model.layers.0.q_proj.lora_B.weight",
-    "model.layers.1.mlp.weight",
-    "lm_head.weight",
-]
+    "model.layers.0.q_proj.weight", "model.layers.0.q_proj.lora_A.weight",
+    "model.layers.0.q_proj.lora_B.weight", "model.layers.1.mlp.weight", "lm_head.weight",
+]  # fmt: skip
 
 
 class Tied:

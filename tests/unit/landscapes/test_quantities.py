@@ -99,16 +99,12 @@ def test_a_point_that_diverged_leaves_the_others_alone() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "error"),
     [
-        ("stderr", "yes", InvalidTypeError),
-        ("streamed", "yes", InvalidTypeError),
-        ("bn_mode", "train", InvalidValueError),
-        ("precision", "int8", InvalidValueError),
-        ("metrics", {"accuracy": 3}, InvalidTypeError),
-        ("metrics", {3: len}, InvalidTypeError),
-        ("metrics", {"loss": len}, InvalidValueError),
-        ("metrics", [len], InvalidTypeError),
+        ("stderr", "yes", InvalidTypeError), ("streamed", "yes", InvalidTypeError),
+        ("bn_mode", "train", InvalidValueError), ("precision", "int8", InvalidValueError),
+        ("metrics", {"accuracy": 3}, InvalidTypeError), ("metrics", {3: len}, InvalidTypeError),
+        ("metrics", {"loss": len}, InvalidValueError), ("metrics", [len], InvalidTypeError),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_evaluated_is_named(field: str, value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=field):
         Evaluation(**{field: value})

@@ -113,16 +113,11 @@ class Held:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda values: values,
-        Held,
-        lambda values: Both(values),
-        lambda values: float(values[0]),
-        lambda values: values.astype(object),
-        lambda values: values[: 1 + int(abs(values[0]) * 1e6) % 2],
-        lambda values: {str(values): 0},
-        lambda values: 1 if values[0] < 0.12 else 1.0,
+        lambda values: values, Held, lambda values: Both(values), lambda values: float(values[0]),
+        lambda values: values.astype(object), lambda values: values[: 1 + int(abs(values[0]) * 1e6) % 2],
+        lambda values: {str(values): 0}, lambda values: 1 if values[0] < 0.12 else 1.0,
     ],
-)
+)  # fmt: skip
 def test_a_loader_with_a_generator_of_its_own_is_refused(make: Any) -> None:
     with pytest.raises(InvalidValueError, match=r"of test must be the same .* shuffle=False, or give a list"):
         refuse_unsteady(Own(make), "test")

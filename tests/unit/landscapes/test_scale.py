@@ -35,17 +35,12 @@ def test_levels_have_equal_numbers_of_points_where_equal_ratios_would_hide_the_v
 @pytest.mark.parametrize(
     "z",
     [
-        np.full((3, 3), np.nan),
-        np.full((3, 3), 2.3),
-        np.full((3, 3), 1e300),
-        2.3 + np.spacing(2.3) * np.eye(3),
-        np.where(np.eye(3) > 0, 1e300, 1.0),
-        np.where(np.eye(3) > 0, -np.inf, -1e300),
-        np.where(np.eye(3) > 0, 1e300, 0.0),
-        1e-300 * BOWL,
+        np.full((3, 3), np.nan), np.full((3, 3), 2.3), np.full((3, 3), 1e300),
+        2.3 + np.spacing(2.3) * np.eye(3), np.where(np.eye(3) > 0, 1e300, 1.0),
+        np.where(np.eye(3) > 0, -np.inf, -1e300), np.where(np.eye(3) > 0, 1e300, 0.0), 1e-300 * BOWL,
     ],
     ids=["nan", "flat", "flat and high", "flat but for rounding", "huge", "low", "cliff", "tiny"],
-)
+)  # fmt: skip
 def test_levels_rise_and_heights_are_finite_whatever_the_losses_are(z: np.ndarray) -> None:
     scale = scale_for(z, np.array([np.nan, 0.0, -5.0]))
     assert len(scale.levels) >= 2

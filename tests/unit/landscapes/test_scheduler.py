@@ -297,15 +297,10 @@ def test_of_a_chunk_that_kills_only_the_points_that_kill_are_given_up() -> None:
 @pytest.mark.parametrize(
     ("waiting", "workers", "point_s", "expected"),
     [
-        (1000, 2, 0.0, 1),
-        (1000, 2, 0.035, 14),
-        (1000, 2, 0.6, 1),
-        (40, 2, 0.001, 5),
-        (7, 2, 0.001, 5),
-        (7, 2, 0.01, 1),
-        (0, 9, 0.5, 1),
+        (1000, 2, 0.0, 1), (1000, 2, 0.035, 14), (1000, 2, 0.6, 1), (40, 2, 0.001, 5), (7, 2, 0.001, 5),
+        (7, 2, 0.01, 1), (0, 9, 0.5, 1),
     ],
-)
+)  # fmt: skip
 def test_a_call_is_filled_by_time_and_shrinks_towards_the_end(waiting, workers, point_s, expected):
     assert call_size(waiting, workers, point_s) == expected
     assert call_size(waiting, workers, point_s, least=32) == max(32, expected)

@@ -26,11 +26,7 @@ def host(name: str) -> dict[str, Any]:
         "why_home": "the head of the cluster",
         "source": "abc",
         "spools": {
-            "place": "/tmp/distsummary-0",
-            "free": 9 * GIB,
-            "arrived": {},
-            "unsent": {},
-            "removed": {},
+            "place": "/tmp/distsummary-0", "free": 9 * GIB, "arrived": {}, "unsent": {}, "removed": {},
         },
         "python": "3.12.4",
         "versions": {"distsummary": "0.1.0", "ray": "2.60.0", "torch": "2.13.0", "numpy": "2.4.0"},
@@ -44,15 +40,10 @@ def host(name: str) -> dict[str, Any]:
         "mb_per_s": 400.0,
         "blocked": None,
         "directory": {
-            "path": "/shared/runs",
-            "failed": {},
-            "free": 90 * GIB,
-            "type": "nfs4",
-            "fsync_ms": 2.0,
-            "clock_behind_s": 0.0,
-            "beacon": {"seen": True, "stale_s": 0.12, "locked": True},
+            "path": "/shared/runs", "failed": {}, "free": 90 * GIB, "type": "nfs4", "fsync_ms": 2.0,
+            "clock_behind_s": 0.0, "beacon": {"seen": True, "stale_s": 0.12, "locked": True},
         },
-    }
+    }  # fmt: skip
 
 
 def test_a_healthy_cluster_has_no_complaint() -> None:
@@ -83,16 +74,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "1.0 MiB in /tmp/distsummary-0/a-1 on h1",
     ),
     "no rename": (
-        {"directory": {"failed": {"rename": "not supported"}}},
-        ERROR,
-        "directory",
-        "h1, /shared/runs",
+        {"directory": {"failed": {"rename": "not supported"}}}, ERROR, "directory", "h1, /shared/runs",
     ),
     "full disk": (
-        {"directory": {"failed": {"append": "No space left"}}},
-        ERROR,
-        "directory",
-        "free some space",
+        {"directory": {"failed": {"append": "No space left"}}}, ERROR, "directory", "free some space",
     ),
     "nearly full": ({"directory": {"free": GIB // 2}}, WARNING, "directory", "0.5 GiB free"),
     "no locks": ({"directory": {"beacon": {"locked": False}}}, ERROR, "shared", "not seen on h1"),
@@ -103,13 +88,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "slow network": ({"round_trip_ms": 80.0}, WARNING, "network", "h1 80.0 ms"),
     "no CUDA": ({"gpus": {"torch": 0, "cuda": "None"}}, ERROR, "gpus", "h1: Ray offers 1, torch sees 0"),
     "unoffered GPU": (
-        {"ray_gpus": 0.0, "gpus": {"driver": 0}},
-        WARNING,
-        "gpus",
-        "torch sees 1, Ray offers 0",
+        {"ray_gpus": 0.0, "gpus": {"driver": 0}}, WARNING, "gpus", "torch sees 1, Ray offers 0",
     ),
     "no flight recorder": ({"flight_recorder": "0"}, WARNING, "hangs", "off on h1"),
-}
+}  # fmt: skip
 
 
 def changed(facts: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -149,13 +149,10 @@ def test_ranks_that_finished_are_joined_for_a_minute_only() -> None:
 @pytest.mark.parametrize(
     ("states", "disagree"),
     [
-        (("alive",), True),
-        (("alive", "far"), True),
-        (("far",), False),
-        (("dead", "alive"), False),
+        (("alive",), True), (("alive", "far"), True), (("far",), False), (("dead", "alive"), False),
         (("finished",), False),
     ],
-)
+)  # fmt: skip
 def test_another_world_size_is_another_job_unless_that_one_is_known_to_live(states, disagree):
     assert joins([entry(*states, world_size=2)], 3) == (0 if disagree else None)
     assert joins([entry(*states, world_size=2, incarnation="")], 3, incarnation="") is None
@@ -365,11 +362,8 @@ def test_a_rank_reports_of_itself_in_its_own_file(run: RunDir) -> None:
     written = json.loads((run.writer_dir("train", 1, 2) / "manifest.json").read_bytes())
     [known] = written["attempts"]
     assert (known["host"], known["pid"], known["mesh"], known["state"]) == (
-        "nöde",
-        42,
-        {"dp": [1, 2]},
-        "running",
-    )
+        "nöde", 42, {"dp": [1, 2]}, "running",
+    )  # fmt: skip
 
 
 def refused(attempt: dict[str, Any], number: int = 0, **fields: Any) -> str:

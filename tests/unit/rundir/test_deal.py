@@ -40,11 +40,8 @@ def test_a_deal_holds_until_the_world_or_the_total_changes() -> None:
     del beats[1]
     second = next_deal(first, ranks(0, 2, 3), beats)
     assert (second.version, second.groups, second.place(1), second.place(3)) == (
-        2,
-        ((0, 2, 3),),
-        None,
-        (2, 3),
-    )
+        2, ((0, 2, 3),), None, (2, 3),
+    )  # fmt: skip
 
 
 def test_a_deal_begins_after_every_rank_has_had_two_heartbeats() -> None:

@@ -18,21 +18,13 @@ from distsummary.rundir.topology import LAUNCH_ID, Topology, detect, in_notebook
 from tests.refusals import refused
 
 TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "NODE_RANK": "1",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-}
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
 MSRUN = {
-    "RANK_ID": "1",
-    "RANK_SIZE": "2",
-    "DEVICE_ID": "1",
-    "MS_SCHED_HOST": "127.0.0.1",
+    "RANK_ID": "1", "RANK_SIZE": "2", "DEVICE_ID": "1", "MS_SCHED_HOST": "127.0.0.1",
     "MS_SCHED_PORT": "8118",
-}
+}  # fmt: skip
 
 REPORT = """
 import dataclasses, json, sys
@@ -260,11 +252,8 @@ def test_ray_that_is_not_loaded_or_not_connected_is_no_cluster() -> None:
 def test_a_notebooks_kernel_is_known_without_importing_ipython() -> None:
     kernel = type("ZMQInteractiveShell", (), {})
     shells = {
-        "kernel": kernel(),
-        "of Colab": type("Shell", (kernel,), {})(),
-        "terminal": object(),
-        "none": None,
-    }
+        "kernel": kernel(), "of Colab": type("Shell", (kernel,), {})(), "terminal": object(), "none": None,
+    }  # fmt: skip
     found = {
         where: in_notebook({"IPython": SimpleNamespace(get_ipython=lambda shell=shell: shell)})  # type: ignore[dict-item]  # stands for a module
         for where, shell in shells.items()

@@ -59,11 +59,8 @@ def test_scalars_of_all_ranks_of_one_and_of_the_merged_run(tmp_path):
         (1, 0, 1, 101.0, "loss", 1.25), (1, 0, 2, 102.0, "loss", 2.25),
     ]  # fmt: skip
     assert rows(run.scalars(rank=1), "tag", "value") == [
-        ("loss", 1.25),
-        ("loss", 2.25),
-        ("lr", 0.5),
-        ("lr", 0.5),
-    ]
+        ("loss", 1.25), ("loss", 2.25), ("lr", 0.5), ("lr", 0.5),
+    ]  # fmt: skip
     assert rows(run.scalars(["lr", "loss"], rank=0), "tag", "step") == [
         ("lr", 1), ("lr", 2), ("loss", 1), ("loss", 2)
     ]  # fmt: skip
@@ -530,12 +527,8 @@ def test_verdicts_are_read_line_by_line(tmp_path):
     (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'reported_step': 45})}\nno json\n")
     [row] = run.verdicts
     assert (row.rank, row.cause, row.since_step, row.until_step, row.reported_step) == (
-        2,
-        said["cause"],
-        40,
-        -1,
-        45,
-    )
+        2, said["cause"], 40, -1, 45,
+    )  # fmt: skip
     assert row.evidence == "12.5 ms"
     assert ["line 2" in line for line in run.problems] == [True]
     (tmp_path / "alerts.jsonl").write_text(f"{json.dumps(said | {'reported_step': 45})}\n")

@@ -121,11 +121,8 @@ def test_a_seed_that_most_ranks_of_each_run_have_is_a_fact_of_the_run(runs, caps
         for rank, seed in enumerate(seeds):
             directory = RunDir(runs / name).writer_dir("train", rank, 3)
             own = {
-                "seed numpy": f"{name}{rank}",
-                "config lr": "1",
-                "version torch": "2",
-                "torch tf32": "True",
-            }
+                "seed numpy": f"{name}{rank}", "config lr": "1", "version torch": "2", "torch tf32": "True",
+            }  # fmt: skip
             write_facts(directory, 0, RankFacts({"seed torch": seed, "local rank": f"{rank}", **own}))
     assert main(["compare", str(runs / "a"), str(runs / "b")]) == 0
     out = capsys.readouterr().out

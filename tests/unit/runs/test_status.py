@@ -413,12 +413,9 @@ def test_of_many_ranks_the_odd_ones_stand_alone_and_the_others_together():
     ranks[11] = rank_state(11, step=2000, health={"dropped": 5})
     lines = text_of(status_of(attempt_state(ranks))).splitlines()
     assert [line.split()[:3] for line in lines[3:8]] == [
-        ["7", "running", "20"],
-        ["11", "running", "2000"],
-        ["513", "lost", "1900"],
-        ["9", "running", "2000"],
-        ["0-6,8,10,12-512,514-1023", "running", "2000-2002"],
-    ]
+        ["7", "running", "20"], ["11", "running", "2000"], ["513", "lost", "1900"],
+        ["9", "running", "2000"], ["0-6,8,10,12-512,514-1023", "running", "2000-2002"],
+    ]  # fmt: skip
     assert "2000-2002  training       12.3   2 s        -  128 hosts" in lines[7]
 
 

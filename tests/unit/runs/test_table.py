@@ -105,15 +105,10 @@ def test_a_matrix_of_ranks_that_are_behind_fall_or_have_a_step_twice():
 @pytest.mark.parametrize(
     "grids",
     [
-        [],
-        [[1, 2, 3]] * 3,
-        [[1, 2], [1, 2, 3], [1]],
-        [[2, 4], [1, 4], [3]],
-        [[], [5]],
-        [[5], []],
+        [], [[1, 2, 3]] * 3, [[1, 2], [1, 2, 3], [1]], [[2, 4], [1, 4], [3]], [[], [5]], [[5], []],
         [[1, 9], [9]],
     ],
-)
+)  # fmt: skip
 def test_the_steps_of_all_ranks_are_each_there_once(grids):
     arrays = [np.array(grid, np.int64) for grid in grids]
     assert steps_of_all(arrays).tolist() == sorted({*chain.from_iterable(grids)})

@@ -387,16 +387,10 @@ def test_a_file_is_replaced_as_often_as_it_is_sent_and_nothing_is_left(trip: Tri
 @pytest.mark.parametrize(
     "name",
     [
-        "../x",
-        "/etc/x",
-        "rank_00001/../../x",
-        "rank_00001//x",
-        "rank_00001/.hidden",
-        "run.json",
-        "landscape/x",
-        "a\0",
+        "../x", "/etc/x", "rank_00001/../../x", "rank_00001//x", "rank_00001/.hidden", "run.json",
+        "landscape/x", "a\0",
     ],
-)
+)  # fmt: skip
 def test_names_that_no_rank_writes_are_refused(trip: Trip, name: str) -> None:
     with pytest.raises(RunDirError, match="no rank writes"):
         trip.home.exchange(HostState("h1"), {}, [Change(name, WHOLE, 0, b"x")], Seen())
@@ -447,14 +441,11 @@ def order_of(path: Path) -> list[tuple[str, int]]:
 NODES = [
     {"Alive": True, "NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Resources": {place.HEAD: 1.0}},
     {
-        "Alive": True,
-        "NodeID": "b",
-        "NodeManagerAddress": "10.0.0.2",
-        "NodeManagerHostname": "h2",
+        "Alive": True, "NodeID": "b", "NodeManagerAddress": "10.0.0.2", "NodeManagerHostname": "h2",
         "Resources": {},
     },
     {"Alive": False, "NodeID": "c", "NodeManagerAddress": "10.0.0.3", "Resources": {}},
-]
+]  # fmt: skip
 MOUNTS = "disk / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\ntmp /shared/fast tmpfs rw 0 0\n"
 
 

@@ -113,16 +113,10 @@ def test_history_keeps_the_last_loss_and_the_metrics_of_every_epoch():
 @pytest.mark.parametrize(
     ("outputs", "kept"),
     [
-        (np.array([1, 2]), 1.5),
-        ((np.array([1.0, 3.0]), "rest"), 2.0),
-        ([4, 5], 4.0),
-        (2, 2.0),
-        (None, None),
-        ((), None),
-        ({"loss": 1.0}, None),
-        (np.array([1j]), None),
+        (np.array([1, 2]), 1.5), ((np.array([1.0, 3.0]), "rest"), 2.0), ([4, 5], 4.0), (2, 2.0),
+        (None, None), ((), None), ({"loss": 1.0}, None), (np.array([1j]), None),
     ],
-)
+)  # fmt: skip
 def test_history_keeps_the_mean_of_the_first_output(outputs, kept):
     history = History()
     history.on_train_epoch_end(RunContext(CallbackParams(net_outputs=outputs, cur_epoch_num=7)))

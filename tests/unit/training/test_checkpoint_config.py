@@ -10,17 +10,10 @@ from distsummary.training.checkpoint_config import CheckpointConfig
 from tests.refusals import refused
 
 PROPERTIES = [
-    "save_checkpoint_steps",
-    "save_checkpoint_seconds",
-    "keep_checkpoint_max",
-    "keep_checkpoint_per_n_minutes",
-    "integrated_save",
-    "async_save",
-    "saved_network",
-    "enc_key",
-    "enc_mode",
-    "append_dict",
-]
+    "save_checkpoint_steps", "save_checkpoint_seconds", "keep_checkpoint_max",
+    "keep_checkpoint_per_n_minutes", "integrated_save", "async_save", "saved_network", "enc_key",
+    "enc_mode", "append_dict",
+]  # fmt: skip
 KEY = b"0123456789ABCDEF"
 
 
@@ -38,12 +31,9 @@ def test_the_properties_and_the_policy():
         1, None, 5, None, True, False, net, None, "AES-GCM", None,
     ]  # fmt: skip
     assert config.get_checkpoint_policy() == {
-        "save_checkpoint_steps": 1,
-        "save_checkpoint_seconds": None,
-        "keep_checkpoint_max": 5,
-        "keep_checkpoint_per_n_minutes": None,
-        "saved_network": net,
-    }
+        "save_checkpoint_steps": 1, "save_checkpoint_seconds": None, "keep_checkpoint_max": 5,
+        "keep_checkpoint_per_n_minutes": None, "saved_network": net,
+    }  # fmt: skip
 
 
 def test_arguments_that_mindspore_takes_are_refused():

@@ -27,15 +27,11 @@ def check() -> FiniteCheck:
 @pytest.mark.parametrize(
     ("batch", "number"),
     [
-        (BAD, 0.0),
-        ((GOOD, LABELS, BAD), 2.0),
-        ({"x": [GOOD, {"mask": BAD}], "y": LABELS}, 1.0),
-        ((GOOD, LABELS, NAMES), None),
-        (np.array([1.0, math.inf]), 0.0),
-        (None, None),
+        (BAD, 0.0), ((GOOD, LABELS, BAD), 2.0), ({"x": [GOOD, {"mask": BAD}], "y": LABELS}, 1.0),
+        ((GOOD, LABELS, NAMES), None), (np.array([1.0, math.inf]), 0.0), (None, None),
         (["a text", 7], None),
     ],
-)
+)  # fmt: skip
 def test_the_first_tensor_of_a_batch_that_is_not_finite_is_numbered(batch: object, number: float | None):
     assert check().input_of(batch, {"loss": math.nan}) == ({} if number is None else {INPUT: number})
 

@@ -165,11 +165,8 @@ def test_a_run_of_one_rank_and_one_without_numbers_have_the_same_screen(tmp_path
     record(tmp_path / "none", values=lambda step, rank: [Value("text", "a", "b")])
     found = page(ds.open_run(tmp_path / "none"))
     assert (found["answer"]["loss"], found["tags"], found["curves"], found["marks"]["times"]) == (
-        None,
-        [],
-        [],
-        None,
-    )
+        None, [], [], None,
+    )  # fmt: skip
 
 
 def test_tags_of_steps_that_were_made_again_and_clocks_without_a_time_do_no_harm(tmp_path):
@@ -221,13 +218,9 @@ LOSS = {"bad_steps": 3, "steps": 40}
 )  # fmt: skip
 def test_what_a_run_that_ended_early_lost_is_said(failed, cause, checkpoints, detail):
     verdict = {
-        "cause": cause,
-        "level": "error",
-        "rank": 0,
-        "sentence": "It: cost.",
-        "evidence": "why.",
+        "cause": cause, "level": "error", "rank": 0, "sentence": "It: cost.", "evidence": "why.",
         "since_step": 3,
-    }
+    }  # fmt: skip
     cost = Bill(wall_s=9.0, parts=(Part("rollback", None, None, 5.0),))
     found = answer(failed, [verdict], steps=(1, 4), loss=LOSS, checkpoints=checkpoints, cost=cost)
     assert (found["head"], found["detail"], found["earlier"]) == ("It", detail, "")

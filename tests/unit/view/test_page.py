@@ -32,13 +32,8 @@ def slow(tmp_path_factory):
     for rank in range(4):
         record(path, rank=rank, ranks=4, steps=range(1, 8001), values=timed)
     reported = {
-        "time": 1.0,
-        "rank": 2,
-        "cause": "data",
-        "since_step": 1200,
-        "until_step": None,
-        "evidence": "e",
-    }
+        "time": 1.0, "rank": 2, "cause": "data", "since_step": 1200, "until_step": None, "evidence": "e",
+    }  # fmt: skip
     reported |= {"lost_s": 2.5, "ranks": [2, 3]}
     (path / "alerts.jsonl").write_text(json.dumps(reported | {"reported_step": 1240}) + "\n")
     return page(ds.open_run(path))

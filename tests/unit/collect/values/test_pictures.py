@@ -116,14 +116,10 @@ def test_a_picture_of_pil_is_what_it_shows(picture: Image.Image, expected: objec
 @pytest.mark.parametrize(
     ("fps", "frames", "durations"),
     [
-        (4, 2, [250, 250]),
-        (25, 2, [40, 40]),
-        (30, 6, [30, 40, 30, 30, 40, 30]),
-        (60, 6, [20, 30, 20, 30]),
-        (100, 4, [20, 20]),
-        (100, 1, [20]),
+        (4, 2, [250, 250]), (25, 2, [40, 40]), (30, 6, [30, 40, 30, 30, 40, 30]), (60, 6, [20, 30, 20, 30]),
+        (100, 4, [20, 20]), (100, 1, [20]),
     ],
-)
+)  # fmt: skip
 def test_a_video_plays_as_fast_as_it_is(fps: float, frames: int, durations: list[int]) -> None:
     video = np.arange(frames, dtype=np.uint8)[:, None, None, None] * np.full((1, 3, 8, 8), 20, np.uint8)
     gif = Image.open(io.BytesIO(animation("v", video, fps).encoded))

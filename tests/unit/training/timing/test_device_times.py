@@ -160,13 +160,10 @@ def test_the_longer_of_thread_and_device_is_the_ranks_own(phases, clocks, times,
         found = phases.end_step(number)
     found.pop("zz_perf/phase/python/blocked_ms", None)  # of a garbage collection in these steps
     assert {name: round(value, 6) for name, value in found.items() if name.endswith("blocked_ms")} == {
-        "zz_perf/phase/rest/blocked_ms": 0,
-        "zz_perf/phase/recording/blocked_ms": 0,
-        "zz_perf/phase/data/blocked_ms": 3,
-        "zz_perf/phase/forward/blocked_ms": 8,
-        "zz_perf/phase/optimizer/blocked_ms": 0,
-        "zz_perf/phase/backward/blocked_ms": 20,
+        "zz_perf/phase/rest/blocked_ms": 0, "zz_perf/phase/recording/blocked_ms": 0,
+        "zz_perf/phase/data/blocked_ms": 3, "zz_perf/phase/forward/blocked_ms": 8,
+        "zz_perf/phase/optimizer/blocked_ms": 0, "zz_perf/phase/backward/blocked_ms": 20,
         "zz_perf/phase/wait/blocked_ms": 7,
-    }
+    }  # fmt: skip
     assert found[OWN_MS] == pytest.approx(1 + 3 + 10 + 20 + 5)
     assert found[WAIT_MS] == pytest.approx(7)
