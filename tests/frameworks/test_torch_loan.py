@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from distsummary import Compute, Evaluation, Plane, landscape
+from distsummary import Evaluation, landscape
 from tests.frameworks.test_torch_landscape import CRITERION, Mlp, fingerprint, golden_batches
 from tests.landscape_arguments import grouped
 
@@ -58,6 +58,10 @@ def in_a_closure(held: nn.Module) -> Callable[..., torch.Tensor]:
     return lambda outputs, targets: held(outputs)  # type: ignore[no-any-return]
 
 
+def draw(model: nn.Module, **given: Any) -> None:
+    landscape(model, **grouped(batches=golden_batches(), size=3, progress=False, workers=0, **given))
+
+
 @pytest.mark.parametrize(
     "hold",
     [
@@ -80,17 +84,7 @@ def test_modules_that_are_held_are_evaluated_and_given_back(hold, directions, ca
     before, calls, buffer = fingerprint(held), held.calls, held.replaced
     seen.clear()
     with caplog.at_level(logging.WARNING, "distsummary"):
-        landscape(
-            Mlp(),
-            **grouped(
-                batches=golden_batches(),
-                size=3,
-                directions=directions,
-                progress=False,
-                workers=0,
-                **hold(held),
-            ),
-        )
+        draw(Mlp(), directions=directions, **hold(held))
     assert seen == {False}
     assert fingerprint(held) == before
     assert (held.calls, held.replaced) == (calls, buffer)
@@ -99,15 +93,7 @@ def test_modules_that_are_held_are_evaluated_and_given_back(hold, directions, ca
 
 def test_in_mindspores_mode_they_are_as_they_are() -> None:
     seen: set[bool] = set()
-    landscape(
-        Mlp(),
-        Noisy(seen),
-        golden_batches(),
-        plane=Plane(size=3),
-        mode="mindspore",
-        progress=False,
-        compute=Compute(workers=0),
-    )
+    draw(Mlp(), loss_fn=Noisy(seen), mode="mindspore")
     assert seen == {True}
 
 
@@ -123,14 +109,7 @@ def test_one_that_holds_the_model_too_is_given_back() -> None:
     task = Task()
     task.model.d1.eval()
     before = fingerprint(task)
-    landscape(
-        task.model,
-        batch_loss=task.step,
-        batches=golden_batches(),
-        plane=Plane(size=3),
-        progress=False,
-        compute=Compute(workers=0),
-    )
+    draw(task.model, batch_loss=task.step)
     assert fingerprint(task) == before
 
 
@@ -143,12 +122,5 @@ def test_they_are_given_back_after_an_error() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(Exception, match="ZeroDivisionError"):
-        landscape(
-            Mlp(),
-            batch_loss=loss_fn,
-            batches=golden_batches(),
-            plane=Plane(size=3),
-            progress=False,
-            compute=Compute(workers=0),
-        )
+        draw(Mlp(), batch_loss=loss_fn)
     assert fingerprint(held) == before
