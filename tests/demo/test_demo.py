@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from distsummary.format.records import DIALECTS, MINDSPORE
 from distsummary.rundir.run_dir import RunDir
 from distsummary.view.report import BUNDLE
 from tests.interrupts import sigint
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 
 def start(out, *arguments: str) -> subprocess.Popen:
@@ -73,10 +72,8 @@ def test_the_demo_trains_merges_and_draws(tmp_path):
 def test_ctrl_c_leaves_readable_files_and_no_process(tmp_path):
     demo = start(tmp_path / "demo", "--ranks", "2", "--epochs", "200")
     assert any("epoch 2" in line for line in demo.stderr)
-    run_dir, deadline = RunDir(tmp_path / "demo"), time.monotonic() + PATIENCE_S
-    while not have_begun(run_dir):
-        assert time.monotonic() < deadline, "the collectors wrote nothing"
-        time.sleep(0.2)
+    run_dir = RunDir(tmp_path / "demo")
+    wait_for(lambda: have_begun(run_dir))
     family = psutil.Process(demo.pid).children(recursive=True)
     demo.send_signal(signal.SIGINT)
     _, errors = demo.communicate(timeout=PATIENCE_S)

@@ -1,6 +1,5 @@
 """TensorBoard's two readers follow a merged run that is appended while its ranks train."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,10 @@ from tensorboard.context import RequestContext
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from tests.interop.views import ALL, data_server, layouts, python_view, server_view
+from tests.patience import wait_for
 from tests.unit.aggregate.live_ranks import Ranks, tagged
 
 pytestmark = pytest.mark.interop
-PATIENCE_S = 20.0
 
 
 def train(ranks: Ranks, live, steps, **values: float) -> None:
@@ -48,10 +47,7 @@ def test_both_readers_see_what_was_appended_since_they_began(tmp_path: Path) -> 
             expected.append((newest - 1, newest - 0.5))
             multiplexer.Reload()
             assert [(point.step, point.value) for point in multiplexer.Scalars(".", "loss")] == expected
-            end_s = time.monotonic() + PATIENCE_S
-            while served() != expected and time.monotonic() < end_s:
-                time.sleep(0.1)
-            assert served() == expected
+            wait_for(lambda: served() == expected)
     live.close()
     ranks.close()
 

@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -78,13 +77,6 @@ def job(path: Path, *options: str, name: str = "1", stderr: IO[bytes] | None = N
                 one.process.kill()
 
 
-def await_(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s"
-        time.sleep(0.05)
-
-
 def aggregator(path: Path, other_than: int = 0) -> psutil.Process:
     """The run's aggregator, once it has noted its place in the manifest."""
 
@@ -92,7 +84,7 @@ def aggregator(path: Path, other_than: int = 0) -> psutil.Process:
         found = int(RunDir(path).read_manifest().get("aggregator", {}).get("pid", 0))
         return 0 if found == other_than else found
 
-    await_(pid, "an aggregator")
+    wait_for(pid)
     return psutil.Process(pid())
 
 
@@ -114,7 +106,7 @@ def test_the_last_rank_finds_the_merged_run_and_the_aggregator_ends_with_it(nast
             rank.step()
             rank.finish()
         assert losses(path) == {1: 0.5, 2: 0.5}
-        await_(lambda: gone(child), "the aggregator's end")
+        wait_for(lambda: gone(child))
     reported = (nasty_tmp_path / "stderr").read_text()
     assert reported.count("\n") == 1
     assert "distsummary merge" not in reported
@@ -136,7 +128,7 @@ def test_ctrl_c_ends_the_ranks_and_the_aggregator_merges_what_they_recorded(tmp_
         child = aggregator(tmp_path)
         for rank in ranks:
             rank.signal(signal.SIGINT)
-        await_(lambda: gone(child), "the aggregator's end")
+        wait_for(lambda: gone(child))
     assert losses(tmp_path) == {1: 0.5}
     assert RunDir(tmp_path).read_manifest()["state"] == "interrupted"
 
@@ -148,7 +140,7 @@ def test_when_rank_0_is_killed_the_aggregator_continues_until_the_others_have_en
         ranks[1].step()
         assert not gone(child)
         ranks[1].finish()
-        await_(lambda: gone(child), "the aggregator's end")
+        wait_for(lambda: gone(child))
     assert list(losses(tmp_path)) == [1, 2]  # of rank 0, step 1 may not have been written
 
 
@@ -159,7 +151,7 @@ def test_an_aggregator_that_is_killed_is_started_again(tmp_path: Path) -> None:
         second = aggregator(tmp_path, other_than=first.pid)
         for rank in ranks:
             rank.finish()
-        await_(lambda: gone(second), "the aggregator's end")
+        wait_for(lambda: gone(second))
     assert losses(tmp_path) == {1: 0.5}
 
 
@@ -209,7 +201,7 @@ def test_under_torchrun_the_merged_run_of_four_ranks_is_read_while_they_train(tm
         [*command, str(script), str(tmp_path)], stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        await_(lambda: run.is_dir() and len(losses(run)) >= 20, "20 merged steps")
+        wait_for(lambda: run.is_dir() and len(losses(run)) >= 20)
         assert training.poll() is None
         early = losses(run)
         assert set(early.values()) == {1.5}
@@ -223,7 +215,7 @@ def test_under_torchrun_the_merged_run_of_four_ranks_is_read_while_they_train(tm
     late = losses(run)
     assert early.items() <= late.items()
     assert max(late) > max(early)
-    await_(lambda: gone(child), "the aggregator's end")
+    wait_for(lambda: gone(child))
 
 
 @pytest.mark.long

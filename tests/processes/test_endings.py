@@ -10,7 +10,7 @@ from pathlib import Path
 
 import distsummary as ds
 from distsummary.rundir.states import RunState, read_run
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 RANK = """
 import os, signal, sys, time
@@ -38,14 +38,6 @@ ENDS: list[tuple[str | signal.Signals, str, str]] = [
 ]  # fmt: skip
 
 
-def await_files(place: Path, names: list[str]) -> None:
-    """Until all are there."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not all((place / name).exists() for name in names):
-        assert time.monotonic() < deadline, f"{names} are not all there"
-        time.sleep(0.01)
-
-
 def test_every_way_to_end_is_reported_right(tmp_path: Path) -> None:
     def state() -> RunState:
         return read_run(tmp_path / "run")
@@ -59,7 +51,7 @@ def test_every_way_to_end_is_reported_right(tmp_path: Path) -> None:
         )
         for rank, (end, _, _) in enumerate(ENDS)
     ]
-    await_files(tmp_path, [f"up {rank}" for rank in range(len(ENDS))])
+    wait_for(lambda: all((tmp_path / f"up {rank}").exists() for rank in range(len(ENDS))))
     assert state().state == "running"
     assert {rank.state for rank in state().attempts[0].ranks} == {"running"}
     for rank in (8, 7, 6, 5, 4, 3, 2, 1, 0):  # the failures come last

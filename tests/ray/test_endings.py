@@ -17,7 +17,7 @@ from distsummary.errors import RanksFailedError
 from distsummary.rundir.states import read_run
 from tests.conftest import ROOT
 from tests.interrupts import sigint
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 RANKS = 4
 
@@ -112,9 +112,7 @@ def test_a_launch_that_takes_long_to_end_after_sigterm_is_not_aborted(tmp_path: 
     environment.pop("RAY_ADDRESS", None)
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], env=environment)
     try:
-        until = time.monotonic() + PATIENCE_S
-        while len([*tmp_path.glob("up *")]) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_for(lambda: len([*tmp_path.glob("up *")]) == 2)
         driver.send_signal(signal.SIGTERM)
         assert driver.wait(PATIENCE_S) == 1
     finally:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import distsummary as ds
 from distsummary.launching.launcher import MAX_HOSTS, RankPlace, describe_places
 from distsummary.rundir.states import read_run
 from tests.conftest import ROOT
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_for
 
 JOINING = """
 import ray
@@ -139,9 +138,7 @@ class Cluster:
         ray = str(Path(sys.executable).parent / "ray")
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._nodes.append(psutil.Popen([ray, "start", *options], env=self.environment, **quiet))
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._address.exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(self._address.exists)
 
     def stop(self) -> None:
         """End all nodes."""
