@@ -1,10 +1,9 @@
-"""A rank that trains with THOR next to others: `python thor_ranks.py CASE RANK WORLD STORE`; prints JSON."""
+"""A rank that trains with THOR next to others, and prints what it found as JSON."""
 
 import copy
 import json
 import math
 import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -154,11 +153,11 @@ def shards_a_norm() -> Any:
     return *messages, bool((net.norm.weight.full_tensor() != before).any())
 
 
-if __name__ == "__main__":
-    case, rank, world, store = sys.argv[1:]
+def main(case: str, world: int, store: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     result = {
         "equals": equals_one_rank, "accumulates": lambda: equals_one_rank(pieces=2),
         "inverses": averages_inverses, "odd": odd_ranks, "fsdp": shards_a_norm,
