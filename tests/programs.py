@@ -16,13 +16,9 @@ def run_program(
     `variables` are added to its environment.
     """
     done = subprocess.run(
-        [*map(str, command)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env=os.environ | variables,
-        cwd=cwd,
-    )
+        [*map(str, command)], capture_output=True, text=True, timeout=PATIENCE_S,
+        env=os.environ | variables, cwd=cwd,
+    )  # fmt: skip
     assert code in (None, done.returncode), done.stdout + done.stderr
     return done
 

@@ -109,14 +109,9 @@ def test_a_landscape_has_the_plane_of_the_factors(directions: list[str]) -> None
         optimizer.step()
     before = [parameter.detach().clone() for parameter in net.parameters()]
     grids = ds.landscape(
-        net,
-        nn.CrossEntropyLoss(),
-        data,
-        directions=directions,
-        plane=ds.Plane(curvature=optimizer, size=5),
-        compute=ds.Compute(workers=0),
-        progress=False,
-    )
+        net, nn.CrossEntropyLoss(), data, directions=directions,
+        plane=ds.Plane(curvature=optimizer, size=5), compute=ds.Compute(workers=0), progress=False,
+    )  # fmt: skip
     grid = grids["curvature"]
     largest = optimizer.largest_curvature(2)
     assert grid.eigenvalues == tuple(one.value for one in largest)

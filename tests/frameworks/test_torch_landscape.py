@@ -196,14 +196,9 @@ def test_an_error_in_the_loss_is_reported_with_its_batch(engine: str, streamed: 
     evaluation, batch = Evaluation(streamed=streamed), f"batch {len(more) + 1} of test"
     with pytest.raises(LandscapeError, match=rf"raised IndexError: Target .* in {batch}"):
         landscape(
-            conv_net(),
-            CRITERION,
-            data,
-            plane=Plane(size=3),
-            evaluation=evaluation,
-            compute=Compute(engine=engine),
-            progress=False,
-        )
+            conv_net(), CRITERION, data, plane=Plane(size=3), evaluation=evaluation,
+            compute=Compute(engine=engine), progress=False,
+        )  # fmt: skip
 
 
 def test_an_error_in_the_hessian_is_reported_with_its_batch() -> None:

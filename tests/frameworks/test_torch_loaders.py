@@ -42,14 +42,9 @@ def loader(data: Any = None, **options: Any) -> Any:
 def drawn(batches: Any, *, streamed: bool | None, size: int = 5) -> ds.LossGrid:
     evaluation = ds.Evaluation(streamed=streamed)
     grid = ds.landscape(
-        make_net(Mlp),
-        CRITERION,
-        batches,
-        plane=ds.Plane(size=size),
-        compute=ds.Compute(engine="row"),
-        evaluation=evaluation,
-        progress=False,
-    )
+        make_net(Mlp), CRITERION, batches, plane=ds.Plane(size=size), compute=ds.Compute(engine="row"),
+        evaluation=evaluation, progress=False,
+    )  # fmt: skip
     assert isinstance(grid, ds.LossGrid)
     return grid
 

@@ -88,13 +88,9 @@ def test_the_weights_of_criteria_and_metrics_go_to_the_device() -> None:
         given = ds.Evaluation(metrics={"again": WITH_WEIGHT})
         batches = make_net(Mlp).batches()
         return ds.landscape(
-            net,
-            WEIGHTED,
-            batches,
-            plane=ds.Plane(size=3),
-            compute=ds.Compute(workers=0, engine="row"),
+            net, WEIGHTED, batches, plane=ds.Plane(size=3), compute=ds.Compute(workers=0, engine="row"),
             evaluation=given,
-        )
+        )  # fmt: skip
 
     grid = draw(to_gpu(make_net(Mlp)))
     np.testing.assert_allclose(grid.z, draw(make_net(Mlp)).z, rtol=EXACT)

@@ -63,13 +63,9 @@ def hashes(model: Any = None, loss_fn: Any = CRITERION, **evaluation: Any) -> di
     state = {name: t.detach().numpy() for name, t in model.state_dict().items()}
     names = tuple(name for name, _ in model.named_parameters())
     plane = PlanePlan(
-        states=[state],
-        names=names,
-        recipe=RandomDirections(names=names, seed=7),
-        x=np.linspace(-1, 1, 3),
-        y=np.linspace(-1, 1, 3),
-        points=np.zeros((1, 2)),
-    )
+        states=[state], names=names, recipe=RandomDirections(names=names, seed=7), x=np.linspace(-1, 1, 3),
+        y=np.linspace(-1, 1, 3), points=np.zeros((1, 2)),
+    )  # fmt: skip
     batches = [(torch.zeros(4, 6), torch.zeros(4, dtype=torch.long))]
     return landscape_identity(
         Task(

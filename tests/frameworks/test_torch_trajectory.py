@@ -53,14 +53,9 @@ def fsdp_and_tp(model: nn.Module, rank: int) -> nn.Module:
 
 def kept(model: nn.Module, ckpt_dir: Path, rank: int) -> KeptTrajectory | None:
     return keep_trajectory(
-        LandscapeSpec(intervals=((1, 2, 3),)),
-        model,
-        ckpt_dir,
-        Topology(rank=rank, world_size=WORLD),
-        Group(index=rank, size=WORLD),
-        Registration(run_id="0" * 16, attempt=0),
-        step_per_epoch=1,
-    )
+        LandscapeSpec(intervals=((1, 2, 3),)), model, ckpt_dir, Topology(rank=rank, world_size=WORLD),
+        Group(index=rank, size=WORLD), Registration(run_id="0" * 16, attempt=0), step_per_epoch=1,
+    )  # fmt: skip
 
 
 # how the model is cut -> which ranks write

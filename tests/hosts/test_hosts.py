@@ -181,13 +181,9 @@ def test_the_variable_alone_records_deepspeed_as_its_engine_steps(stage: int, tm
 
 def test_zero_on_two_ranks_has_phases_of_the_model_and_says_that_norms_are_missing(tmp_path: Path) -> None:
     said = start(
-        tmp_path,
-        "deepspeed",
-        "1",
-        launcher=TORCHRUN,
-        DISTSUMMARY="run",
+        tmp_path, "deepspeed", "1", launcher=TORCHRUN, DISTSUMMARY="run",
         DISTSUMMARY_OPTIONS='{"norms": true}',
-    )
+    )  # fmt: skip
     run = ds.open_run(tmp_path / "run")
     assert (run.state, run.world_size) == ("finished", 2)
     for rank in range(2):

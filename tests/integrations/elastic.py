@@ -19,14 +19,9 @@ def rank(run: str, script: str, *arguments: str) -> None:
 
 def main(run: str, restarts: str, script: str, *arguments: str) -> None:
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=2,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=int(restarts),
-        start_method="fork",
-    )
+        min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        max_restarts=int(restarts), start_method="fork",
+    )  # fmt: skip
     elastic_launch(config, rank)(run, script, *arguments)
 
 

@@ -45,13 +45,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     (place / "home").mkdir()
     environment = _environment_of_a_user(place / "home") | {MARK: mark}
     done = subprocess.run(
-        [*map(str, command), "--json"],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
+        [*map(str, command), "--json"], cwd=place, env=environment, capture_output=True, text=True,
         timeout=PATIENCE_S,
-    )
+    )  # fmt: skip
     left = _end_what_is_left(mark)
     assert done.returncode == 0, done.stdout + done.stderr
     with mock.patch.object(recorded, "LEAST_BYTES", 1):

@@ -70,13 +70,9 @@ def test_what_the_training_asked_for_is_drawn_and_written(run_dir: RunDir) -> No
 def test_the_losses_are_those_of_landscape(run_dir: RunDir) -> None:
     grids = generate(run_dir)
     same = landscape(
-        *make_parts()[:2],
-        batches()[:2],
-        around=run_dir,
-        plane=Plane(size=3),
-        directions=("pca", "random"),
+        *make_parts()[:2], batches()[:2], around=run_dir, plane=Plane(size=3), directions=("pca", "random"),
         progress=False,
-    )
+    )  # fmt: skip
     for name in ("pca", "random"):
         assert grids[name].z.tobytes() == same[name].z.tobytes()
 

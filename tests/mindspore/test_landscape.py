@@ -71,14 +71,9 @@ def test_our_landscape_of_a_cell_has_mindspores_numbers_and_leaves_the_cell_as_i
         network.first.set_train()
         before = FRAMEWORK.state(network)
         grid = ds.landscape(
-            network,
-            loss,
-            features(),
-            around=tmp_path / "run",
-            mode="mindspore",
-            plane=ds.Plane(size=4),
+            network, loss, features(), around=tmp_path / "run", mode="mindspore", plane=ds.Plane(size=4),
             progress=False,
-        )
+        )  # fmt: skip
     finally:
         mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
     assert grid.engine == "mindspore-naive"
@@ -95,14 +90,9 @@ def test_a_cell_has_random_planes_metrics_and_losses_of_batches(tmp_path):
     metrics = {"accuracy": lambda outputs, labels: (outputs.argmax(1) == labels).astype(np.float32).mean()}
     evaluation = ds.Evaluation(metrics=metrics, stderr=True)
     grid = ds.landscape(
-        network,
-        loss,
-        batches,
-        plane=ds.Plane(size=3),
-        evaluation=evaluation,
-        run_dir=tmp_path,
+        network, loss, batches, plane=ds.Plane(size=3), evaluation=evaluation, run_dir=tmp_path,
         progress=False,
-    )
+    )  # fmt: skip
     assert grid.z[1, 1] == pytest.approx(np.mean([loss(network(x), y).asnumpy().mean() for x, y in batches]))
     assert set(np.unique(grid.quantities["accuracy"] * 12)) <= {*range(13)}
     assert np.isfinite(grid.z).all()
@@ -117,13 +107,9 @@ def test_a_cell_has_random_planes_metrics_and_losses_of_batches(tmp_path):
         )
     with pytest.raises(ValueError, match="is for torch models"):
         ds.landscape(
-            network,
-            loss,
-            batches,
-            plane=ds.Plane(size=3),
-            compute=ds.Compute(memory="inference"),
+            network, loss, batches, plane=ds.Plane(size=3), compute=ds.Compute(memory="inference"),
             progress=False,
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["train", "result"])

@@ -138,13 +138,9 @@ def name_of(case):
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_steps_are_those_that_mindspore_records(tmp_path, case):
     collector = SummaryCollector(
-        str(tmp_path),
-        collect_freq=case["collect_freq"],
-        collect_tensor_freq=case["collect_tensor_freq"],
-        collect_specified_data={"collect_metric": True},
-        keep_default_action=False,
-        mindspore_compat=True,
-    )
+        str(tmp_path), collect_freq=case["collect_freq"], collect_tensor_freq=case["collect_tensor_freq"],
+        collect_specified_data={"collect_metric": True}, keep_default_action=False, mindspore_compat=True,
+    )  # fmt: skip
     model = model_of(Tapped(), loss=nn.MSELoss())
     model.train(case["epochs"], pairs(case["batch_num"]), callbacks=[collector], dataset_sink_mode=False)
     found = {key: [step for step, _ in values] for key, values in values_of(tmp_path).items()}

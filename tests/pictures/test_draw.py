@@ -177,17 +177,10 @@ def test_each_run_of_a_joint_plane_has_its_own_line_and_name() -> None:
 
 def test_a_line_says_the_share_of_the_way_and_its_barrier() -> None:
     line = make_grid(
-        kind="line",
-        x=np.linspace(-1, 0, 4),
-        y=np.zeros(1),
-        z=np.array([[2.0, 4.0, 3.0, 1.0]]),
-        numbers=(1, 9),
-        path=np.array([[-1.0, 0.0], [0.0, 0.0]]),
-        path_loss=np.array([2.0, 1.0]),
-        true_loss=np.array([2.0, 1.0]),
-        residuals=np.zeros(2),
-        explained_variance=np.empty(0),
-    )
+        kind="line", x=np.linspace(-1, 0, 4), y=np.zeros(1), z=np.array([[2.0, 4.0, 3.0, 1.0]]),
+        numbers=(1, 9), path=np.array([[-1.0, 0.0], [0.0, 0.0]]), path_loss=np.array([2.0, 1.0]),
+        true_loss=np.array([2.0, 1.0]), residuals=np.zeros(2), explained_variance=np.empty(0),
+    )  # fmt: skip
     figure = figure_for()
     draw_curve(figure, line, scale_for(line.z))
     [axes] = figure.axes

@@ -133,15 +133,11 @@ def test_the_landscape_of_the_run_is_that_of_a_run_of_one_process(runs):
     batches = [(inputs, torch.from_numpy(rng.integers(0, 3, 16)))]
     grids = [
         ds.landscape(
-            network(),
-            torch.nn.functional.cross_entropy,
-            batches,
-            around=run,
-            plane=ds.Plane(size=5),
+            network(), torch.nn.functional.cross_entropy, batches, around=run, plane=ds.Plane(size=5),
             compute=ds.Compute(workers=0),
         )
         for run in runs
-    ]
+    ]  # fmt: skip
     sharded, whole = grids
     assert sharded.numbers == STEPS
     for what in ("z", "path", "path_loss", "true_loss", "residuals", "explained_variance"):

@@ -42,13 +42,9 @@ def test_a_module_that_workers_miss_is_named_after_three_of_them(net: Any) -> No
     found = r"^the landscape worker died 3 times .*No module named 'only_here'.*runtime_env of ray\.init"
     with pytest.raises(LandscapeError, match=found):
         ds.landscape(
-            net,
-            square,
-            [(np.ones((4, 2)), np.ones(4))],
-            plane=ds.Plane(size=3),
-            compute=ds.Compute(workers=1),
-            progress=False,
-        )
+            net, square, [(np.ones((4, 2)), np.ones(4))], plane=ds.Plane(size=3),
+            compute=ds.Compute(workers=1), progress=False,
+        )  # fmt: skip
 
 
 def test_a_hessian_that_no_worker_can_begin_is_given_up_after_three(net: Any) -> None:

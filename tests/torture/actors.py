@@ -160,15 +160,10 @@ def main() -> None:
     facts = json.loads((place / "case.json").read_text())
     scope = ("rank", "node")[case % 2]
     AsyncClient(
-        place,
-        seed=facts["seed"],
-        total=total,
-        options=options_of(case, rotate_bytes=1 << 20),
-        bulk=facts["bulk"],
-        largest_batch=LARGEST_BATCH,
-        pause_s=PAUSE_S,
+        place, seed=facts["seed"], total=total, options=options_of(case, rotate_bytes=1 << 20),
+        bulk=facts["bulk"], largest_batch=LARGEST_BATCH, pause_s=PAUSE_S,
         opened=lambda spec: RemoteWriter(spec, scope=scope),
-    ).run()
+    ).run()  # fmt: skip
     os._exit(0)  # what the disconnection from Ray takes is no part of it
 
 

@@ -322,13 +322,9 @@ def record(made: Any, task: Task, arm: Arm) -> None:
 def _run(task: Task, place: Path, faults: Faults, loop: Any, **options: Any) -> list[Health]:
     """A training by `ds.init`; begin and end have faults, too, if `loop` wants that."""
     options = {
-        "watch": task.model,
-        "optimizer": task.optimizer,
-        "histograms": ".*",
-        "graph": "modules",
-        "quiet": True,
-        "system_metrics": False,
-    } | options
+        "watch": task.model, "optimizer": task.optimizer, "histograms": ".*", "graph": "modules",
+        "quiet": True, "system_metrics": False,
+    } | options  # fmt: skip
     with ds.init(place, **options) as run:
         loop(run, task, faults.at)
         faults.rest()

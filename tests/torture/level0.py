@@ -103,14 +103,9 @@ def _live(place: Path, seed: int, events: int, disk: Disk, *, resume_from_files:
     """One life of the client; whether it crashed."""
     try:
         client_of(seed)(
-            place,
-            seed=seed,
-            total=events,
-            files=FaultyFiles(disk),
-            options=options_of(seed),
-            bulk=BULK,
+            place, seed=seed, total=events, files=FaultyFiles(disk), options=options_of(seed), bulk=BULK,
             resume_from_files=resume_from_files,
-        ).run()
+        ).run()  # fmt: skip
     except Crash:
         return True
     return False

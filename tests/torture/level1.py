@@ -85,15 +85,9 @@ def start(place: Path, case: int, total: int, tags: int = 0) -> int:
 def _live(place: Path, case: int, total: int, tags: int) -> None:
     client: type[Client] | type[AsyncClient] = client_of(case)
     client(
-        place,
-        seed=case,
-        total=total,
-        options=options_of(case, rotate_bytes=1 << 20),
-        bulk=BULK,
-        tags=tags,
-        largest_batch=LARGEST_BATCH,
-        pause_s=PAUSE_S,
-    ).run()
+        place, seed=case, total=total, options=options_of(case, rotate_bytes=1 << 20), bulk=BULK, tags=tags,
+        largest_batch=LARGEST_BATCH, pause_s=PAUSE_S,
+    ).run()  # fmt: skip
 
 
 def _end_cleanly(place: Path, case: int, verdict: Verdict, tags: int) -> None:

@@ -46,16 +46,10 @@ def norms(step: int) -> Value:
         "norms",
         "norms",
         ParameterNorms(
-            TABLE,
-            1.0 + place,
-            gradients**2,
-            np.ones(301, np.bool_),
-            0 * bad,
-            bad,
-            updates**2,
+            TABLE, 1.0 + place, gradients**2, np.ones(301, np.bool_), 0 * bad, bad, updates**2,
             updates.astype(np.float32),
         ),
-    )
+    )  # fmt: skip
 
 
 def spread(step: int) -> np.ndarray:

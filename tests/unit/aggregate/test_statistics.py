@@ -106,13 +106,9 @@ def test_a_tag_may_come_late_but_its_step_has_reported_its_ranks_by_then():
     rule = StatisticsRule()
     merged((1, 0, {"a": 1.0}), (2, 0, {"a": 1.0}), (3, 0, {"a": 1.0}), rule=rule)
     found = merged(
-        (1, 0, {"x": 1.0}),
-        (1, 1, {"x": 1.0}),
-        (2, 0, {"x": 1.0}),
-        (2, 1, {"x": 2.0}),
-        rule=rule,
+        (1, 0, {"x": 1.0}), (1, 1, {"x": 1.0}), (2, 0, {"x": 1.0}), (2, 1, {"x": 2.0}), rule=rule,
         is_late=True,
-    )
+    )  # fmt: skip
     assert found == {
         1: {"x": 1.0},
         2: {

@@ -14,13 +14,9 @@ def test_nothing_asks_for_nothing(nothing):
 
 def test_missing_keys_mean_the_defaults():
     assert check_collect_landscape({"intervals": GROUPS}) == LandscapeSpec(
-        intervals=((1, 2, 3),),
-        unit="step",
-        num_samples=2048,
-        landscape_size=40,
-        create_train=True,
+        intervals=((1, 2, 3),), unit="step", num_samples=2048, landscape_size=40, create_train=True,
         create_result=True,
-    )
+    )  # fmt: skip
     assert DEFAULT_SPEC.numbers == tuple(range(1, 20))
 
 
@@ -32,13 +28,9 @@ def test_all_keys_are_taken():
         }
     )  # fmt: skip
     assert spec == LandscapeSpec(
-        intervals=((5, 3, 4), (1, 3, 5)),
-        unit="epoch",
-        num_samples=16,
-        landscape_size=7,
-        create_train=False,
-        create_result=True,
-    )
+        intervals=((5, 3, 4), (1, 3, 5)), unit="epoch", num_samples=16, landscape_size=7,
+        create_train=False, create_result=True,
+    )  # fmt: skip
     assert spec.numbers == (1, 3, 4, 5)
 
 

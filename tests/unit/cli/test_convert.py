@@ -163,14 +163,9 @@ def test_wide_histograms_keep_their_counts():
     histogram = count_histogram(np.random.default_rng(1).normal(size=1000).astype(np.float32))
     edges = np.linspace(-4.0, 4.0, 1001)
     fine = Histogram(
-        left=edges[:-1],
-        width=np.diff(edges),
-        counts=np.arange(1000),
-        count=499_500,
-        min=-4.0,
-        max=4.0,
+        left=edges[:-1], width=np.diff(edges), counts=np.arange(1000), count=499_500, min=-4.0, max=4.0,
         sum=0.0,
-    )
+    )  # fmt: skip
     wide = widened(fine, 90)
     assert wide.left.size <= 90
     assert wide.counts.sum() == fine.counts.sum()

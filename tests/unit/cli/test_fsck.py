@@ -269,14 +269,9 @@ def test_lost_ranks_are_noted_and_no_problem(nasty_tmp_path: Path):
     run = RunDir(nasty_tmp_path).create()
     for rank in range(8):
         gone = Topology(
-            rank=rank,
-            world_size=8,
-            incarnation="1",
-            is_incarnation_unique=True,
-            pid_start="0",
-            host="n0",
+            rank=rank, world_size=8, incarnation="1", is_incarnation_unique=True, pid_start="0", host="n0",
             pid=1,
-        )
+        )  # fmt: skip
         LocalCoordinator(run).register(gone)
     report = fsck(nasty_tmp_path)
     [note] = report.findings

@@ -64,14 +64,9 @@ def test_a_mesh_of_some_ranks_alone_is_refused():
 def test_a_whole_model_is_copied_by_rank_0_alone(tmp_path, rank):
     spec = LandscapeSpec(intervals=((1, 2, 3),))
     kept = keep_trajectory(
-        spec,
-        Model(),
-        tmp_path,
-        Topology(rank=rank, world_size=2),
-        Group(index=rank, size=2),
-        Registration(run_id="r", attempt=0),
-        step_per_epoch=1,
-    )
+        spec, Model(), tmp_path, Topology(rank=rank, world_size=2), Group(index=rank, size=2),
+        Registration(run_id="r", attempt=0), step_per_epoch=1,
+    )  # fmt: skip
     if rank:
         assert kept is None
         return

@@ -385,13 +385,9 @@ def test_a_scheduled_rate_is_recorded_at_the_steps_that_had_it(tmp_path):
 def test_compatibility_adds_no_value_of_ours(tmp_path, ranks):
     topology = Topology(world_size=ranks)
     collector = SummaryCollector(
-        tmp_path,
-        3,
-        mindspore_compat=True,
-        collect_landscape={},
-        topology=topology,
+        tmp_path, 3, mindspore_compat=True, collect_landscape={}, topology=topology,
         coordinator=ListCoordinator(),
-    )
+    )  # fmt: skip
     with Run(callbacks=collector, network=Model(), optimizer=Momentum(), topology=topology) as run:
         for _ in run.epochs(2):
             for _ in run.steps([IMAGES] * 4):

@@ -31,28 +31,18 @@ def test_hangs_that_were_reported_hold_and_those_that_no_one_reported_follow(tmp
 
     def hang(rank, since, evidence="then", until=None):
         return Verdict(
-            rank=rank,
-            cause="hang",
-            since_step=since,
-            until_step=until,
-            evidence=evidence,
+            rank=rank, cause="hang", since_step=since, until_step=until, evidence=evidence,
             reported_step=since,
-        )
+        )  # fmt: skip
 
     reported = [(0, hang(3, 7)), (1, hang(1, 20, until=20)), (1, hang(1, 60))]
     lines = [{"time": 1.0, "attempt": attempt, **one.as_json()} for attempt, one in reported]
     lines += [ALERT, ALERT | {"cause": "hang"}]
     run_dir.alerts_path.write_text("\n".join(map(json.dumps, lines)))
     attempt = AttemptState(
-        role="train",
-        attempt=1,
-        state="running",
-        world_size=4,
-        started=0.0,
-        ranks=(),
-        missing=(),
+        role="train", attempt=1, state="running", world_size=4, started=0.0, ranks=(), missing=(),
         failure=None,
-    )
+    )  # fmt: skip
     seen = [hang(1, 61, "now"), hang(2, 61, "now")]
     earlier = reported[:2]
     assert all_hangs(run_dir, attempt, seen) == [*earlier, (1, hang(1, 60, "now")), (1, hang(2, 61, "now"))]
@@ -71,14 +61,8 @@ def test_a_slow_rank_has_the_line_of_its_long_steps(tmp_path):
     seen = (LongStep(2, "data", "a.py:1"), LongStep(4, "data", "a.py:2"), LongStep(5, "forward", "a.py:3"))
     rank = RankState(role="train", rank=1, attempt=0, state="running", step=9, seen=seen)
     attempt = AttemptState(
-        role="train",
-        attempt=0,
-        state="running",
-        world_size=2,
-        started=0.0,
-        ranks=(rank,),
-        missing=(),
+        role="train", attempt=0, state="running", world_size=2, started=0.0, ranks=(rank,), missing=(),
         failure=None,
-    )
+    )  # fmt: skip
     [found] = open_findings(read_alerts(RunDir(tmp_path)), attempt)
     assert found.evidence == "slow; at step 4 it was at a.py:2"

@@ -9,14 +9,9 @@ from distsummary.diagnosis.verdict import CAUSES, FINISHED, INTERRUPTED, STARTED
 from distsummary.rundir.deal import LongStep
 
 SLOW = Verdict(
-    rank=2,
-    cause="forward",
-    since_step=1200,
-    until_step=1419,
-    evidence="forward took 5.7 ms a step, on its peers 1.3 ms",
-    reported_step=1203,
-    lost_s=1.04,
-)
+    rank=2, cause="forward", since_step=1200, until_step=1419,
+    evidence="forward took 5.7 ms a step, on its peers 1.3 ms", reported_step=1203, lost_s=1.04,
+)  # fmt: skip
 
 
 def test_the_finding_comes_first_then_the_numbers_then_the_cost() -> None:

@@ -29,18 +29,11 @@ SHARDS = st.none() | st.just(Shard(global_shape=(8, 4), offset=(0, 2)))
 PICTURE = encode_image(np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5))
 HISTOGRAM = count_histogram(np.array([1, 2, np.nan, 4, np.inf], np.float32))
 LANDSCAPE = Landscape(
-    x=np.linspace(-1, 1, 3),
-    y=np.arange(4.0),
-    z=np.arange(12.0).reshape(4, 3),
-    decomposition="PCA",
-    unit="epoch",
-    step_per_epoch=7,
-    convergence_point=(0.0, 0.5, 2.0),
-    intervals=(1, 2, 3),
-    path_x=np.array([0.5, 0.25, 0.0], np.float32),
-    path_y=np.array([1.0, 0.5, 0.0], np.float32),
+    x=np.linspace(-1, 1, 3), y=np.arange(4.0), z=np.arange(12.0).reshape(4, 3), decomposition="PCA",
+    unit="epoch", step_per_epoch=7, convergence_point=(0.0, 0.5, 2.0), intervals=(1, 2, 3),
+    path_x=np.array([0.5, 0.25, 0.0], np.float32), path_y=np.array([1.0, 0.5, 0.0], np.float32),
     path_z=np.array([3.0, 2.5, 2.0]),
-)
+)  # fmt: skip
 SOUND = Audio(rate=8000, channels=2, frames=3, encoded=b"RIFF and the rest")
 CURVE = np.arange(12, dtype=np.float32).reshape(6, 2) / 12
 GRAPH = anf_ir_pb2.GraphProto(name="net", node=[anf_ir_pb2.NodeProto(name="1", op_type="Add")])

@@ -93,13 +93,9 @@ def test_every_point_of_the_grid_is_the_loss_at_its_coordinates() -> None:
     model = Mlp(np.float64)
     start = {n: a.copy() for n, a in model.parameters.items()}
     grid = draw(
-        model=model,
-        around=None,
-        size=4,
-        directions=Directions(x=x, y=y),
-        normalization="none",
+        model=model, around=None, size=4, directions=Directions(x=x, y=y), normalization="none",
         batches=batches(),
-    )
+    )  # fmt: skip
     for i, b in enumerate(grid.y):
         for j, a in enumerate(grid.x):
             moved = Mlp(np.float64)

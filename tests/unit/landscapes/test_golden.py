@@ -18,15 +18,9 @@ def recomputed() -> dict[str, LossGrid]:
     trajectory = read(golden_mlp.CKPT_DIR)
     given = golden_mlp.legacy_directions(trajectory.load(6))
     grids = landscape(
-        golden_mlp.Mlp(),
-        golden_mlp.cross_entropy,
-        golden_mlp.batches(),
-        around=trajectory,
-        plane=Plane(size=7),
-        directions=("pca", given),
-        mode="mindspore",
-        progress=False,
-    )
+        golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches(), around=trajectory,
+        plane=Plane(size=7), directions=("pca", given), mode="mindspore", progress=False,
+    )  # fmt: skip
     assert list(grids) == ["pca[1, 4]", "pca[3, 6]", "given"]
     return {grid.tag: grid for grid in grids.values()}
 
@@ -72,13 +66,8 @@ def test_the_metadata_is_mindspores(recomputed: dict[str, LossGrid]) -> None:
 
 def test_an_even_random_grid_converges_next_to_its_centre_as_mindspores_does(tmp_path: Any) -> None:
     grid = landscape(
-        golden_mlp.Mlp(),
-        golden_mlp.cross_entropy,
-        golden_mlp.batches(),
-        plane=Plane(size=4),
-        directions="random",
-        mode="mindspore",
-        progress=False,
-    )
+        golden_mlp.Mlp(), golden_mlp.cross_entropy, golden_mlp.batches(), plane=Plane(size=4),
+        directions="random", mode="mindspore", progress=False,
+    )  # fmt: skip
     assert grid.convergence_point[:2] == pytest.approx((1 / 3, 1 / 3))
     assert grid.convergence_point[2] == grid.z[2, 2]

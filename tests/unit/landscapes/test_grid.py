@@ -63,32 +63,14 @@ def full_grid() -> LossGrid:
         for number, name in enumerate(QUANTITY_NAMES)
     }
     return make_grid(
-        kind="joint",
-        runs=("a/b", "c"),
-        run_lengths=(1, 2),
-        eigenvalues=(2.5, 0.5),
-        eigenvalue_errors=(0.1, 0.2),
-        hessian_angles=(12.0, 88.5),
-        rng="philox",
-        parameters=("lora", "head"),
-        filter_axis={"a.weight": 1, "b.weight": (1, 2)},
-        directions="0123abcd",
-        label="only_lora",
-        normalization="layer",
-        mode="mindspore",
-        bn_mode="batch",
-        data_sets=("train", "test"),
-        quantities=measured,
-        computed=np.eye(3, 4) > 0,
-        is_partial=True,
-        lost_points=2,
-        hardware="two of a kind é",
-        precision_error=2.5e-4,
-        rounding={"x": 0.23, "y": 0.0},
-        lengths={"x": 1.0, "y": 12.5},
-        run="a run",
-        model="Net",
-    )
+        kind="joint", runs=("a/b", "c"), run_lengths=(1, 2), eigenvalues=(2.5, 0.5),
+        eigenvalue_errors=(0.1, 0.2), hessian_angles=(12.0, 88.5), rng="philox",
+        parameters=("lora", "head"), filter_axis={"a.weight": 1, "b.weight": (1, 2)}, directions="0123abcd",
+        label="only_lora", normalization="layer", mode="mindspore", bn_mode="batch",
+        data_sets=("train", "test"), quantities=measured, computed=np.eye(3, 4) > 0, is_partial=True,
+        lost_points=2, hardware="two of a kind é", precision_error=2.5e-4, rounding={"x": 0.23, "y": 0.0},
+        lengths={"x": 1.0, "y": 12.5}, run="a run", model="Net",
+    )  # fmt: skip
 
 
 QUANTITY_NAMES = (

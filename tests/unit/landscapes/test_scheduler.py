@@ -16,13 +16,9 @@ def chunks(count: int, size: int = 1) -> list[Chunk]:
 
 def plane(size: tuple[int, int], states: int) -> PlanePlan:
     return PlanePlan(
-        states=[{}] * states,
-        names=(),
-        recipe=Directions(x={}, y={}),
-        x=np.zeros(size[0]),
-        y=np.zeros(size[1]),
-        points=np.zeros((states, 2)),
-    )
+        states=[{}] * states, names=(), recipe=Directions(x={}, y={}), x=np.zeros(size[0]),
+        y=np.zeros(size[1]), points=np.zeros((states, 2)),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("grid_chunk", [1, 3, 7, 100])

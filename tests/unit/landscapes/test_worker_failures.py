@@ -11,13 +11,9 @@ from distsummary.landscapes.model.user_code import hint
 from distsummary.landscapes.run.worker_failures import place, user_errors
 
 PLANE = PlanePlan(
-    states=[{}] * 9,
-    names=(),
-    recipe=Directions(x={}, y={}),
-    x=np.linspace(-1, 1, 5),
-    y=np.linspace(0, 1, 3),
-    points=np.zeros((9, 2)),
-)
+    states=[{}] * 9, names=(), recipe=Directions(x={}, y={}), x=np.linspace(-1, 1, 5),
+    y=np.linspace(0, 1, 3), points=np.zeros((9, 2)),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

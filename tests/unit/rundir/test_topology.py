@@ -59,13 +59,9 @@ def torch(rank: int, world_size: int, *, initialized: bool = True, available: bo
 def ray_train(rank: int | None, world_size: int | None, experiment: str | None = "train-1") -> dict[str, Any]:
     """`sys.modules` with the part of Ray Train that is asked."""
     context = SimpleNamespace(
-        get_world_rank=lambda: rank,
-        get_world_size=lambda: world_size,
-        get_local_rank=lambda: 0,
-        get_local_world_size=lambda: 2,
-        get_node_rank=lambda: 3,
-        get_experiment_name=lambda: experiment,
-    )
+        get_world_rank=lambda: rank, get_world_size=lambda: world_size, get_local_rank=lambda: 0,
+        get_local_world_size=lambda: 2, get_node_rank=lambda: 3, get_experiment_name=lambda: experiment,
+    )  # fmt: skip
     return {"ray.train": SimpleNamespace(get_context=lambda: context)}
 
 

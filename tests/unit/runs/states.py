@@ -11,14 +11,9 @@ BEGAN = 1_800_000_000.0
 def rank_state(rank: int, state: str = "running", **fields) -> RankState:
     fields = {"step": 120, "phase": "training", "step_s": 0.0123, "last_seen_s": 2.0, **fields}
     return RankState(
-        role=fields.pop("role", "train"),
-        attempt=fields.pop("attempt", 0),
-        rank=rank,
-        state=state,
-        host=fields.pop("host", f"node-{rank // 8}"),
-        pid=fields.pop("pid", 1000 + rank),
-        **fields,
-    )
+        role=fields.pop("role", "train"), attempt=fields.pop("attempt", 0), rank=rank, state=state,
+        host=fields.pop("host", f"node-{rank // 8}"), pid=fields.pop("pid", 1000 + rank), **fields,
+    )  # fmt: skip
 
 
 def attempt_state(ranks, state: str = "running", **fields) -> AttemptState:

@@ -178,14 +178,9 @@ NAN = Verdict(rank=1, cause="nan", since_step=61, until_step=None, evidence="los
 
 def slow(rank, since, until=None, **fields):
     return Verdict(
-        rank=rank,
-        cause="data",
-        since_step=since,
-        until_step=until,
-        evidence="slow",
-        reported_step=since,
+        rank=rank, cause="data", since_step=since, until_step=until, evidence="slow", reported_step=since,
         **fields,
-    )
+    )  # fmt: skip
 
 
 def message(level, text="low"):

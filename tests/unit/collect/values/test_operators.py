@@ -143,13 +143,9 @@ def collected(steps, *, deal="parameters", group=None, is_parameter=False, **opt
     """(step, tags) that a collector records if everything is tapped at each step."""
     recorded = []
     taps = Taps(
-        Value,
-        Failures(Health(), logger),
-        regular=regular_steps(10),
-        tensors=tensor_steps(None, 10, 7),
-        deal=deal,
-        **options,
-    )
+        Value, Failures(Health(), logger), regular=regular_steps(10), tensors=tensor_steps(None, 10, 7),
+        deal=deal, **options,
+    )  # fmt: skip
     taps.group = group or Group()
     params = CallbackParams(cur_step_num=0, is_model="compatibility" in options)
     taps.begin(params, lambda step, numbers, values=(): recorded.append((step, numbers, values)))
