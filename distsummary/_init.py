@@ -250,6 +250,7 @@ def init(
         strict=strict,
     )
     admission.made(weakly(run.has_waiting, lambda: False))
+    collector.await_begin(topology, initial_step)
     return run
 
 

@@ -1,6 +1,7 @@
 """CollectorCallback: the callback that records one rank of a training."""
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +19,8 @@ from distsummary.collect.run_lineage import evaluation_lineage
 from distsummary.collect.run_recorder import RunRecorder
 from distsummary.collect.run_settings import RunSettings
 from distsummary.collect.schedule import Schedule
-from distsummary.collect.session import BY_EVALUATION, Past, Session, find_past
-from distsummary.collect.watcher import OUTSIDE, LoopPlace
+from distsummary.collect.session import BY_EVALUATION, Past, Session, find_past, watcher_of
+from distsummary.collect.watcher import OUTSIDE, LoopPlace, Watcher
 from distsummary.errors import ClosedError, DistSummaryError, InvalidValueError
 from distsummary.format.records import Value
 from distsummary.frameworks.base import framework_of
@@ -82,6 +83,7 @@ class CollectorCallback(Callback):
         self._topology, self._coordinate = topology, coordinate
         self._admission = admission
         self._session: Session | None = None
+        self._watcher: Watcher | None = None  # of the start
         self._reset()
 
     def _reset(self) -> None:
@@ -114,6 +116,14 @@ class CollectorCallback(Callback):
         self._early: list[tuple[str, int, str, str]] = []  # alerts before the session was open
         self._defined = self._settings.define
         self._summary: dict[str, float] = {}  # of the session that was closed
+
+    def await_begin(self, topology: Topology, step: int) -> None:
+        """Until a training begins behind this step, report where this rank is, if others may wait for it."""
+        # Of a host that does not see the run, nothing is sent before its rank has registered.
+        if topology.world_size > 1 and topology.role == "train" and not self.run_dir.is_away:
+            self._watcher = watcher = watcher_of(self.run_dir, topology, self._failures)
+            watcher.await_begin(step)
+            weakref.finalize(self, watcher.abandon)
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
@@ -208,7 +218,8 @@ class CollectorCallback(Callback):
             call("heartbeats", session.begin_heartbeats, self._schedule.receive, begun)
             call("the attempt", self._publish_attempt, session)
         session.phase = "training"
-        call("the watcher", session.watch_steps, partial(self._place, session, params))
+        call("the watcher", session.watch_steps, partial(self._place, session, params), self._watcher)
+        self._watcher = None
         is_one_of_several = session.topology.world_size > 1 and session.topology.role == "train"
         report = session.report_parts if is_one_of_several else None
         watched = params.get("watched", network)
@@ -514,6 +525,8 @@ class CollectorCallback(Callback):
 
     def discard(self) -> None:
         """Close, without having recorded anything."""
+        if self._watcher is not None:
+            self._watcher.abandon()
         self.close()
 
     def _close_evaluations(self, evaluations: "Evaluations") -> None:

@@ -94,6 +94,17 @@ def find_past(run_dir: RunDir, topology: Topology) -> Past | None:
     return Past(registration, rank_dir, formats) if formats else None
 
 
+def watcher_of(run_dir: RunDir, topology: Topology, failures: Failures) -> Watcher:
+    """What watches a rank of a training."""
+    return Watcher(
+        run_dir.writer_dir(topology.role, topology.rank, topology.world_size),
+        rank=topology.rank,
+        groups=groups_of_torch,
+        failures=failures,
+        is_alone=topology.world_size == 1,
+    )
+
+
 class _Row:
     """A row of numbers: their tags, what packs one, and the newest one with its step."""
 
@@ -268,21 +279,14 @@ class Session:
                 self._end.begin_early(reason)
             return ()
 
-    def watch_steps(self, place: Callable[[], LoopPlace]) -> None:
-        """From now on, report in stuck.json when a step of this thread is late; `place` says where it is."""
+    def watch_steps(self, place: Callable[[], LoopPlace], watcher: Watcher | None = None) -> None:
+        """From now on, report in stuck.json when a step of this thread is late; `place` says where it is.
+
+        `watcher`: the one that has watched the start, if there is one.
+        """
         if self._watcher is None and self.topology.role == "train":
-            directory = self._run_dir.writer_dir(
-                self.topology.role, self.topology.rank, self.topology.world_size
-            )
-            self._watcher = Watcher(
-                directory,
-                attempt=self.attempt,
-                rank=self.topology.rank,
-                place=place,
-                groups=groups_of_torch,
-                failures=self.failures,
-                is_alone=self.topology.world_size == 1,
-            )
+            self._watcher = watcher or watcher_of(self._run_dir, self.topology, self.failures)
+            self._watcher.begin(self.attempt, place)
 
     def _place(self) -> Heartbeat:
         health = self.health()

@@ -24,10 +24,10 @@ import psutil
 
 from distsummary.base.failures import Failures, frame_of
 from distsummary.base.guard import Guard
-from distsummary.base.publish import replacing
+from distsummary.base.publish import ensure_directory, replacing
 from distsummary.collect.looks import Look, looks
 from distsummary.diagnosis.source_lines import SourceLine, user_place
-from distsummary.diagnosis.stuck import AFTER_RUN, COMPILE, ProcessGroup, RankReport
+from distsummary.diagnosis.stuck import AFTER_RUN, COMPILE, START, ProcessGroup, RankReport
 from distsummary.diagnosis.stuck_files import FORMAT
 from distsummary.rundir.consequences import follows_from_another
 from distsummary.rundir.deal import LongStep
@@ -53,8 +53,8 @@ RECENT = 60  # looks at which the step had changed, whose steps are remembered
 ENOUGH = 20
 BLOCKED_S = 2.0  # after so long, a thread that is blocked reports its collectives in any phase
 LONG_FACTOR = 1.5  # a step is not late before so many times the length that one in twenty exceeds
-# No other rank waits for the report of a rank that is alone, so it may come late.
-ALONE_REPORT_S = 20.0
+# No other rank waits for the report of a rank that is alone, so it may come late. A start takes its time.
+ALONE_REPORT_S = START_REPORT_S = 20.0
 ALONE_FACTOR = 3  # so many times the longest time without progress is the limit of a rank that is alone
 MOVING = 0.2  # of the wall time, spent on computing or in the run queue: the thread is not blocked
 STACK_LINES = 40
@@ -149,13 +149,12 @@ class LoopTimes:
 
 
 class Watcher:
-    """Watches the thread that makes it, until `stop`.
+    """Watches a thread, from `await_begin` or `begin` until `stop`.
 
     Its attributes are where it writes and what it found at the looks so far: a report contains all of it.
 
     Args:
-        directory: the rank's directory, which gets stuck.json. attempt, rank: see `Topology`.
-        place: where the loop is.
+        directory: the rank's directory, which gets stuck.json. rank: see `Topology`.
         groups: reads the collectives, of which the newest may have raised; returns whether the flight
             recorder is "on" or "off", and the groups.
         failures: counts what raises.
@@ -171,30 +170,51 @@ class Watcher:
         self,
         directory: Path,
         *,
-        attempt: int,
         rank: int,
-        place: Callable[[], LoopPlace],
         groups: Callable[[bool], tuple[str, tuple[ProcessGroup, ...]]],
         failures: Failures,
         is_alone: bool = False,
     ) -> None:
         self._is_alone = is_alone
-        self._path, self._attempt, self._rank = directory / STUCK, attempt, rank
-        self._place, self._groups, self._failures = place, groups, failures
-        # Another run begins, so an earlier one of this process is really over.
-        while _after_runs:
-            _after_runs.pop().stop()
-        self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
+        self._path, self._attempt, self._rank = directory / STUCK, 0, rank
+        self._groups, self._failures = groups, failures
         self.seen: tuple[LongStep, ...] = ()
         self._is_reported = False  # whether stuck.json says that a step is late
         self._reported_s = 0.0
         self._looked: deque[int] = deque(maxlen=6)  # the stacks at the newest looks, as hashes
         self._busy: deque[tuple[float, float]] = deque(maxlen=6)  # wall and busy seconds at them
-        self._pace = LoopTimes(place(), time.monotonic())
         self._crash_log: CrashLog | None = None
-        if not is_alone:
-            self._crash_log = failures.call("crash.txt", _log_of_crash, directory, attempt, self._thread_id)
+        self._has_begun = False
+
+    def await_begin(self, step: int) -> None:
+        """Watch this thread, in which the training will begin behind this step."""
+        self._watch(lambda: LoopPlace(step, START))
+
+    def begin(self, attempt: int, place: Callable[[], LoopPlace]) -> None:
+        """Watch this thread, in which the training begins; `place` says where its loop is."""
+        self.abandon()
+        # Another run begins, so an earlier one of this process is really over.
+        while _after_runs:
+            _after_runs.pop().stop()
+        self._attempt, self._has_begun, self.seen = attempt, True, ()
+        self._watch(place)
+        if not self._is_alone:
+            self._crash_log = self._failures.call(
+                "crash.txt", _log_of_crash, self._path.parent, attempt, self._thread_id
+            )
+
+    def _watch(self, place: Callable[[], LoopPlace]) -> None:
+        self._thread_id, self._native_id = threading.get_ident(), threading.get_native_id()
+        self._place, self._pace = place, LoopTimes(place(), time.monotonic())
         looks.add(self)
+
+    def abandon(self) -> None:
+        """End the looks at a start, if the training has not begun."""
+        if not self._has_begun:
+            looks.remove(self)
+            if self._is_reported:
+                self._failures.call("stuck.json", self._path.unlink, missing_ok=True)
+            self._is_reported = False
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the looks; waits at most a second for one that is being taken.
@@ -203,6 +223,9 @@ class Watcher:
         collectives it had begun. Otherwise the file is removed, and written again by a `_AfterRun` if the
         process continues and other ranks may wait for it.
         """
+        if not self._has_begun:
+            self.abandon()
+            return
         looks.remove(self)
         if self._crash_log is not None:
             self._failures.call("crash.txt", self._crash_log.close)
@@ -233,7 +256,8 @@ class Watcher:
                 self._report_over()
             return
         late_s = self._pace.late_s
-        if late_s < (ALONE_REPORT_S if self._is_alone else LEAST_S):
+        first_s = LEAST_S if self._has_begun else START_REPORT_S
+        if late_s < (ALONE_REPORT_S if self._is_alone else first_s):
             return
         self._looked.append(hash(view.read(_stack_of, self._thread_id).lines))
         self._busy.append(
@@ -276,7 +300,7 @@ class Watcher:
         recorder, groups = view.read(self._groups, is_cut_off) if is_read else ("", ())
         report = RankReport(
             rank=self._rank,
-            step=place.step + (place.phase in (DATA, OUTSIDE)),
+            step=place.step + (place.phase in (DATA, OUTSIDE, START)),
             phase=phase,
             late_s=late_s,
             limit_s=limit_s,
@@ -321,6 +345,8 @@ class Watcher:
 
     def _write(self, content: dict[str, object]) -> None:
         data = json.dumps({"format": FORMAT, "attempt": self._attempt, "rank": self._rank, **content})
+        if not self._has_begun:
+            ensure_directory(self._path.parent)
         with replacing(self._path, is_durable=False, is_private=True) as temporary:
             temporary.write_bytes(data.encode())
 

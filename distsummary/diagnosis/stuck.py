@@ -34,6 +34,7 @@ RAISED = ("failed", "interrupted")
 ABSENT = "absent"  # the state of a rank that is in a group of the others, and has not begun to record
 # The collectives whose sizes are equal on all ranks.
 ALIKE = ("all_reduce", "broadcast", "reduce", "allreduce")
+START = "start"  # the phase of a rank that has called `ds.init` and has not come to its first step
 AFTER_RUN = "after the run"  # the phase of a rank whose process continues although its run is closed
 PATIENCE_S = 10.0
 # What a rank does by itself may end: another program, a file, a socket, a lock, a pause. It is no error for
@@ -44,6 +45,7 @@ _PHASES = {  # how a phase is said, where its name says little
     "rest": "outside of data, forward, backward and optimizer",
     "outside": "between two loops over steps",
     WAITING: "where it waits for other ranks",
+    START: "before its first step",
     AFTER_RUN: "after the end of its run",
 }
 NAMED = 8  # ranks whose places are given

@@ -2,6 +2,7 @@
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
         else _crashed(_report_of(rank, None, now, newest_s, None), crash)
         for rank, found, place in zip(attempt.ranks, reported, places, strict=True)
     ]
-    verdicts = hung(reports)
+    known = sorted([*reports, *_starting(run_dir, attempt, now)], key=lambda one: one.rank)
+    verdicts = hung(known)
     # A rank that is silent may compute in native code: those that do so are judged again as moving.
     named = {verdict.rank for verdict in verdicts}
     silent = {
@@ -64,8 +66,21 @@ def hung_ranks(run_dir: RunDir, attempt: AttemptState, *, now: float | None = No
         if one.rank in named and one.state == "running" and one.late_s is None
     }
     if silent and (busy := are_busy(silent)):
-        verdicts = hung([replace(one, is_moving=True) if one.rank in busy else one for one in reports])
+        verdicts = hung([replace(one, is_moving=True) if one.rank in busy else one for one in known])
     return verdicts
+
+
+def _starting(run_dir: RunDir, attempt: AttemptState, now: float) -> list[RankReport]:
+    """What ranks report now that have not registered: where they are before their first step."""
+    there = run_dir.rank_dirs(attempt.role) if attempt.missing else {}
+    places = [there[rank] for rank in attempt.missing if rank in there]
+    found = []
+    for one in read_each(_read, places):
+        if one is not None and not one[1]["is_over"] and now - one[0] <= STALE_S:
+            # The report may be of another version.
+            with suppress(KeyError, TypeError, ValueError):
+                found.append(RankReport.from_json(one[1]))
+    return found
 
 
 def _crashed(report: RankReport, crash: Crash) -> RankReport:

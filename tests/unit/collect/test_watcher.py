@@ -9,6 +9,7 @@ import pytest
 
 from distsummary.base.failures import Failures
 from distsummary.base.health import Health
+from distsummary.collect import watcher as watcher_module
 from distsummary.collect.looks import Look
 from distsummary.collect.watcher import OUTSIDE, UNKNOWN_S, LoopPlace, LoopTimes, Watcher
 
@@ -93,12 +94,34 @@ def test_an_evaluation_has_a_limit_of_its_own_and_is_no_part_of_a_step() -> None
     assert pace.limit_s(OUTSIDE) == UNKNOWN_S
 
 
+def watcher_of(directory: Path) -> Watcher:
+    failures = Failures(Health(), logging.getLogger(__name__))
+    return Watcher(directory, rank=1, groups=lambda is_broken: ("", ()), failures=failures)
+
+
+def test_a_start_that_takes_long_is_reported_until_the_training_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher_module, "LEAST_S", 0.0)
+    watcher, path = watcher_of(tmp_path / "rank_00001"), tmp_path / "rank_00001" / "stuck.json"
+    watcher.await_begin(0)
+    watcher.look(Look())
+    assert not path.parent.exists()  # a start takes its time
+    monkeypatch.setattr(watcher_module, "START_REPORT_S", 0.0)
+    watcher.look(Look())
+    found = json.loads(path.read_text())
+    assert (found["step"], found["phase"], found["is_over"]) == (1, "start", False)
+    assert "test_watcher.py" in found["line"]
+    watcher.begin(3, lambda: LoopPlace(0, OUTSIDE))
+    assert not path.exists()
+    watcher.stop()
+    watcher.abandon()  # as when the run is released
+
+
 def test_the_line_of_a_long_step_is_remembered_unless_it_waits_for_others(tmp_path: Path) -> None:
     place = [LoopPlace(3, "rest")]
-    watcher = Watcher(
-        tmp_path, attempt=0, rank=1, place=lambda: place[0], groups=lambda is_broken: ("", ()),
-        failures=Failures(Health(), logging.getLogger(__name__)),
-    )  # fmt: skip
+    watcher = watcher_of(tmp_path)
+    watcher.begin(0, lambda: place[0])
     for step, phase in (
         (3, "rest"),
         (3, "rest"),
@@ -117,10 +140,8 @@ def test_the_line_of_a_long_step_is_remembered_unless_it_waits_for_others(tmp_pa
 
 
 def test_no_secret_of_a_source_line_is_written(tmp_path: Path) -> None:
-    watcher = Watcher(
-        tmp_path, attempt=0, rank=1, place=lambda: LoopPlace(3, "forward"), groups=lambda is_broken: ("", ()),
-        failures=Failures(Health(), logging.getLogger(__name__)),
-    )  # fmt: skip
+    watcher = watcher_of(tmp_path)
+    watcher.begin(0, lambda: LoopPlace(3, "forward"))
     with pytest.raises(ZeroDivisionError) as caught:
         _call("https://api.example/x?access_token=needle1", password="needle2", at=1 / 0)
     watcher.stop(caught.value)

@@ -80,6 +80,25 @@ def test_what_was_reported_a_while_ago_counts_a_second_more(tmp_path, report):
     assert named(tmp_path, attempt()) == [2]
 
 
+@pytest.mark.parametrize(
+    ("ago", "evidence"),
+    [
+        pytest.param(0.5, "it has been at train.py:7 in step: time.sleep(9) for 3.5 s", id="it says where"),
+        pytest.param(60.0, "it has recorded nothing", id="its process is gone"),
+    ],
+)
+def test_a_rank_that_has_not_come_to_its_first_step(tmp_path, report, ago, evidence):
+    for rank in (0, 1, 3):
+        report(rank)
+    report(2, sleeps=True, step=1, phase="start", groups=[], ago=ago)
+    begun = attempt()
+    begun = replace(begun, ranks=tuple(one for one in begun.ranks if one.rank != 2), missing=(2,))
+    [verdict] = hung_ranks(RunDir(tmp_path), begun, now=NOW)
+    assert verdict.rank == 2
+    assert evidence in verdict.evidence
+    assert ("before its first step" in verdict.evidence) == (ago < 1.0)
+
+
 def test_what_an_earlier_attempt_of_another_size_reported_is_no_news(tmp_path, report):
     for rank in range(WORLD):
         report(rank, sleeps=rank == 2)
