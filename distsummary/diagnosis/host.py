@@ -16,10 +16,11 @@ Floats = NDArray[np.float64]
 
 # It must be so in WINDOWS windows of WINDOW steps in a row, and cost COST of the wall clock.
 WINDOW, WINDOWS, COST = 100, 2, 0.1
-# A rank waits for a processor STARVED times as long as its peers, or computes SLOWER times as long in all of
-# the phases that take at least SIZEABLE of what they compute. Batches that are longer take longer in forward
-# and backward, but not in the optimizer: without that, LONGER is needed.
-STARVED, SLOWER, LONGER, SIZEABLE = 2.5, 1.15, 1.3, 0.08
+# A rank waits for a processor STARVED times as long as its peers, or computes SLOWER times as long in several
+# of the phases that take at least SIZEABLE of what they compute: if in all, the optimizer among them, its
+# processor is slower. Batches that are longer take longer in forward and backward, not in the optimizer.
+STARVED, SLOWER, SIZEABLE = 2.5, 1.15, 0.08
+TINY_MS = 1e-6
 HOST = "host"
 _OPTIMIZER = PHASES.index("optimizer")
 _COMPUTE = [PHASES.index(phase) for phase in COMPUTE]
@@ -111,21 +112,22 @@ class SlowHosts:
                 f"{peers_queued / count:.3g} ms; other programs run on its processors, or it may use fewer"
             )
             return found(HOST, queued, peers_queued, 0.0, text)
-        is_sizeable = peers >= SIZEABLE * peers.sum()
-        names = [phase for phase, is_large in zip(COMPUTE, is_sizeable, strict=True) if is_large]
         more = float(computed.sum() - peers.sum())
-        if len(names) < 2 or more < COST * wall_ms:
+        is_sizeable = np.maximum(computed, peers) >= SIZEABLE * peers.sum()
+        is_longer = is_sizeable & (computed >= SLOWER * peers)
+        if is_longer.sum() < 2 or more < max(COST * wall_ms, (SLOWER - 1) * peers.sum()):
             return None
-        factor = float((computed[is_sizeable] / peers[is_sizeable]).min())
+        # Of the phases that are longer, those that cost most.
+        most = sorted(np.flatnonzero(is_longer), key=lambda one: peers[one] - computed[one])[:2]
+        longer = [COMPUTE[one] for one in most]
         numbers = f"{computed.sum() / count:.3g} ms a step, its peers {peers.sum() / count:.3g} ms"
-        if factor >= SLOWER and "optimizer" in names:
+        if is_longer.sum() == is_sizeable.sum() and is_longer[COMPUTE.index("optimizer")]:
+            factor = float((computed[is_longer] / np.maximum(peers[is_longer], TINY_MS)).min())
             text = f"it computed {factor:.2f} times as long in each phase: {numbers}; its processor is slower"
             return found(HOST, computed.sum(), peers.sum(), factor - 1, text)
-        if factor >= LONGER:
-            phase = COMPUTE[int(np.argmax(computed - peers))]
-            text = (
-                f"it computed {factor:.2f} times as long in {' and '.join(names)}: {numbers}; its batches "
-                "are longer, or its processor is slower"
-            )
-            return found(phase, computed.sum(), peers.sum(), factor - 1, text)
-        return None
+        factor = float(computed.sum() / peers.sum())
+        text = (
+            f"it computed {factor:.2f} times as long, above all in {' and '.join(longer)}: {numbers}; its "
+            "batches are longer, or its processor is slower"
+        )
+        return found(longer[0], computed.sum(), peers.sum(), factor - 1, text)

@@ -166,6 +166,7 @@ def hosts_of(step: int, ranks: int, *, factors: tuple[float, float] = (1.0, 1.0)
     [
         ({}, None, ""),
         ({"factors": (1.4, 1.4)}, "host", "its processor is slower"),
+        ({"factors": (1.4, 1.0)}, "backward", "above all in backward and forward"),
         ({"queue": 5.0}, "host", "ms a step for a processor, its peers"),
         ({"queue": 1.5}, None, ""),
         ({"factors": (1.05, 1.05)}, None, ""),
