@@ -122,8 +122,8 @@ class CollectorCallback(Callback):
         # Of a host that does not see the run, nothing is sent before its rank has registered.
         if topology.world_size > 1 and topology.role == "train" and not self.run_dir.is_away:
             self._watcher = watcher = watcher_of(self.run_dir, topology, self._failures)
-            watcher.await_begin(step)
             weakref.finalize(self, watcher.abandon)
+            self._failures.call("the watcher", watcher.await_begin, step)
 
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
