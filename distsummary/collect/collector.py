@@ -505,6 +505,8 @@ class CollectorCallback(Callback):
         `error` is the exception that ended the training, if one did: the rank has then failed, or was
         interrupted if `interrupts.is_interruption` says so.
         """
+        if self._watcher is not None:
+            self._failures.call("the watcher", self._watcher.abandon)
         self._failures.call("tapped numbers", self._taps.close)
         evaluations, self._evaluations = self._evaluations, None
         if evaluations is not None:
@@ -525,8 +527,6 @@ class CollectorCallback(Callback):
 
     def discard(self) -> None:
         """Close, without having recorded anything."""
-        if self._watcher is not None:
-            self._watcher.abandon()
         self.close()
 
     def _close_evaluations(self, evaluations: "Evaluations") -> None:
