@@ -125,6 +125,11 @@ class CollectorCallback(Callback):
             weakref.finalize(self, watcher.abandon)
             self._failures.call("the watcher", watcher.await_begin, step)
 
+    def _end_start(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            self._failures.call("the watcher", watcher.abandon)
+
     def _keep(self, step: int, numbers: Mapping[str, object], values: Sequence[Value] = ()) -> None:
         """Keep the values of a run that only evaluates, to record them with its evaluations."""
         if self._evaluations is not None:
@@ -218,8 +223,9 @@ class CollectorCallback(Callback):
             call("heartbeats", session.begin_heartbeats, self._schedule.receive, begun)
             call("the attempt", self._publish_attempt, session)
         session.phase = "training"
-        call("the watcher", session.watch_steps, partial(self._place, session, params), self._watcher)
-        self._watcher = None
+        call("the watcher", session.watch_steps, partial(self._place, session, params))
+        # Ended only now, the thread that looks at both goes on.
+        self._end_start()
         is_one_of_several = session.topology.world_size > 1 and session.topology.role == "train"
         report = session.report_parts if is_one_of_several else None
         watched = params.get("watched", network)
@@ -505,8 +511,7 @@ class CollectorCallback(Callback):
         `error` is the exception that ended the training, if one did: the rank has then failed, or was
         interrupted if `interrupts.is_interruption` says so.
         """
-        if self._watcher is not None:
-            self._failures.call("the watcher", self._watcher.abandon)
+        self._end_start()
         self._failures.call("tapped numbers", self._taps.close)
         evaluations, self._evaluations = self._evaluations, None
         if evaluations is not None:

@@ -279,13 +279,10 @@ class Session:
                 self._end.begin_early(reason)
             return ()
 
-    def watch_steps(self, place: Callable[[], LoopPlace], watcher: Watcher | None = None) -> None:
-        """From now on, report in stuck.json when a step of this thread is late; `place` says where it is.
-
-        `watcher`: the one that has watched the start, if there is one.
-        """
+    def watch_steps(self, place: Callable[[], LoopPlace]) -> None:
+        """From now on, report in stuck.json when a step of this thread is late; `place` says where it is."""
         if self._watcher is None and self.topology.role == "train":
-            self._watcher = watcher or watcher_of(self._run_dir, self.topology, self.failures)
+            self._watcher = watcher_of(self._run_dir, self.topology, self.failures)
             self._watcher.begin(self.attempt, place)
 
     def _place(self) -> Heartbeat:

@@ -192,11 +192,10 @@ class Watcher:
 
     def begin(self, attempt: int, place: Callable[[], LoopPlace]) -> None:
         """Watch this thread, in which the training begins; `place` says where its loop is."""
-        self.abandon()
         # Another run begins, so an earlier one of this process is really over.
         while _after_runs:
             _after_runs.pop().stop()
-        self._attempt, self._has_begun, self.seen = attempt, True, ()
+        self._attempt, self._has_begun = attempt, True
         self._watch(place)
         if not self._is_alone:
             self._crash_log = self._failures.call(
@@ -209,12 +208,11 @@ class Watcher:
         looks.add(self)
 
     def abandon(self) -> None:
-        """End the looks at a start, if the training has not begun."""
-        if not self._has_begun:
-            looks.remove(self)
-            if self._is_reported:
-                self._failures.call("stuck.json", self._path.unlink, missing_ok=True)
-            self._is_reported = False
+        """End the looks at a start."""
+        looks.remove(self)
+        is_reported, self._is_reported = self._is_reported, False
+        if is_reported:
+            self._failures.call("stuck.json", self._path.unlink, missing_ok=True)
 
     def stop(self, error: BaseException | None = None) -> None:
         """End the looks; waits at most a second for one that is being taken.
@@ -223,9 +221,6 @@ class Watcher:
         collectives it had begun. Otherwise the file is removed, and written again by a `_AfterRun` if the
         process continues and other ranks may wait for it.
         """
-        if not self._has_begun:
-            self.abandon()
-            return
         looks.remove(self)
         if self._crash_log is not None:
             self._failures.call("crash.txt", self._crash_log.close)

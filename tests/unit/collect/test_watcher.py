@@ -112,10 +112,11 @@ def test_a_start_that_takes_long_is_reported_until_the_training_begins(
     found = json.loads(path.read_text())
     assert (found["step"], found["phase"], found["is_over"]) == (1, "start", False)
     assert "test_watcher.py" in found["line"]
-    watcher.begin(3, lambda: LoopPlace(0, OUTSIDE))
+    watcher.abandon()
     assert not path.exists()
-    watcher.stop()
+    path.write_text("of the training")
     watcher.abandon()  # as when the run is released
+    assert path.exists()
 
 
 def test_the_line_of_a_long_step_is_remembered_unless_it_waits_for_others(tmp_path: Path) -> None:
